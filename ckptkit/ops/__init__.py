@@ -1,0 +1,117 @@
+"""Operations: specs in -> specs out, arrays in -> arrays out. Pure: no I/O, no state, torch only inside ``make``.
+
+An :class:`Operation` is four functions. ``specs`` gives the output specs (names included) of a step, from headers
+alone. ``chunks`` cuts the work into pieces of bounded size: what each piece reads and where its results go.
+``make`` computes one piece. ``measure``, where there is one, looks at every input first (a whole-tensor maximum,
+say) and gives a small JSON-able value that ``make`` is handed.
+
+Tensors are matrices here: leading dimensions flattened to rows, the last dimension the row
+(:func:`ckptkit.header.row_view`). Ids carry a version: changing the bytes an operation makes means changing its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import fail
+from ..header import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Args = Mapping[str, Any]
+
+
+class Read(NamedTuple):
+    """Rows [row, row_stop) of input ``index``; with ``col``/``col_stop`` (elements) only those columns of them."""
+
+    index: int
+    row: int
+    row_stop: int
+    col: int | None = None
+    col_stop: int | None = None
+
+
+class Write(NamedTuple):
+    """Whole rows of output ``index``, from ``row`` on: as many as the array that ``make`` gives for it holds."""
+
+    index: int
+    row: int
+
+
+class Chunk(NamedTuple):
+    """A piece of a step. Chunks of a step come in row order for every output; together they fill each exactly."""
+
+    reads: tuple[Read, ...]
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a read brought: ``rows`` x ``cols`` elements of ``dtype``, contiguous, in a writable buffer."""
+
+    data: bytearray
+    dtype: str
+    rows: int
+    cols: int
+
+
+class Context(NamedTuple):
+    """How to compute: the torch device, and whether a NaN or Inf in a weight is an error (else it is kept)."""
+
+    device: str = "cpu"
+    nonfinite_error: bool = True
+
+
+class NonFinite(ValueError):
+    """A weight holds NaN or Inf. ``index`` is the block it was seen in; the executor names file and tensor."""
+
+    def __init__(self, index: int, what: str):
+        super().__init__(what)
+        self.index, self.what = index, what
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A named pure operation.
+
+    specs(inputs, args)             -> output specs
+    chunks(inputs, args, budget)    -> chunks reading at most about ``budget`` bytes each
+    make(blocks, chunk, args, state, context) -> one C-contiguous uint8 array per write of the chunk
+    measures(inputs, args, budget)  -> reads to look at first, one at a time (empty: nothing to measure)
+    measure(block, args, context)   -> a float or list of floats of one read; combined by elementwise maximum,
+                                       the combined value is ``state``
+    bits_on_cuda                    -> True if the bytes made on a CUDA device were shown equal to the CPU's
+    """
+
+    id: str
+    specs: Callable[[Sequence[Spec], Args], list[Spec]]
+    chunks: Callable[[Sequence[Spec], Args, int], Iterator[Chunk]]
+    make: Callable[[Sequence[Block], Chunk, Args, Any, Context], list[np.ndarray]]
+    measures: Callable[[Sequence[Spec], Args, int], Iterator[Read]] | None = None
+    measure: Callable[[Block, Args, Context], Any] | None = None
+    bits_on_cuda: bool = False
+
+
+# Where each operation lives; the module is imported on first use.
+_HOMES = {
+    "pack_int@1": "pack_int",
+    "fp8_channel@1": "fp8",
+    "fp8_block@1": "fp8",
+    "nvfp4@1": "nvfp4",
+    "mxfp4@1": "mxfp4",
+    "ct_generic@1": "ct_generic",
+}
+
+
+def operation(id: str) -> Operation:
+    """The operation of that id. Raises UserError (``plan.unknown-op``) for one this version does not have."""
+    home = _HOMES.get(id)
+    if home is None:
+        message = f"this version of ckptkit has no operation {id!r}"
+        raise fail("plan.unknown-op", message, hint=f"known: {', '.join(sorted(_HOMES))}, copy@1")
+    found: Operation = import_module(f".{home}", __name__).OPERATIONS[id]
+    return found
