@@ -182,4 +182,16 @@ def _sha256(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-__all__ = ["COPY", "LeftOut", "Plan", "Ref", "RuleTotal", "Shard", "Sidecar", "Step", "canonical", "copy_step", "nbytes"]
+__all__ = [
+    "COPY",
+    "LeftOut",
+    "Plan",
+    "Ref",
+    "RuleTotal",
+    "Shard",
+    "Sidecar",
+    "Step",
+    "canonical",
+    "copy_step",
+    "nbytes",
+]

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from .errors import fail
 
+
 @dataclass(frozen=True, slots=True)
 class FileInfo:
     """A file of a source: its resolved path, and what tells that it is still the same file."""
@@ -133,7 +134,9 @@ def _scan(root: Path) -> dict[str, FileInfo]:
         subfolders[:] = sorted(name for name in subfolders if name not in {".git", ".cache"})
         for name in sorted(names):
             path = Path(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # a dangling symlink is no file: the index names what it misses
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a dangling symlink is no file: the index names what it misses
                 if path.is_file():
                     found[path.relative_to(root).as_posix()] = _info(path)
     return found
@@ -148,7 +151,11 @@ def _info(path: Path) -> FileInfo:
 def is_plain(name: str) -> bool:
     """True for a relative path without ``..``, empty or ``.`` parts: what an index may name."""
     parts = name.split("/")
-    return not PurePosixPath(name).is_absolute() and all(part not in {"", ".", ".."} for part in parts) and "\0" not in name
+    return (
+        not PurePosixPath(name).is_absolute()
+        and all(part not in {"", ".", ".."} for part in parts)
+        and "\0" not in name
+    )
 
 
 __all__ = ["FileInfo", "Source", "is_plain", "open_source"]

@@ -26,9 +26,9 @@ Args = Mapping[str, Any]
 
 
 class Read(NamedTuple):
-    """Rows [row, row_stop) of input ``index``; with ``col``/``col_stop`` (elements) only those columns of them."""
+    """Rows [row, row_stop) of input ``tensor``; with ``col``/``col_stop`` (elements) only those columns of them."""
 
-    index: int
+    tensor: int
     row: int
     row_stop: int
     col: int | None = None
@@ -36,9 +36,9 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Whole rows of output ``index``, from ``row`` on: as many as the array that ``make`` gives for it holds."""
+    """Whole rows of output ``tensor``, from ``row`` on: as many as the array that ``make`` gives for it holds."""
 
-    index: int
+    tensor: int
     row: int
 
 
