@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from .errors import Finding, UserError, fail
 
 MAX_HEADER = 100_000_000
+MAX_RANK = 64
 ALIGN = 8
 
 # Bits per element of every dtype the format names.
@@ -158,30 +159,36 @@ def _check_metadata(metadata: Any, file: str) -> dict[str, str] | None:
     raise fail("layout.header", f"{file}: __metadata__ must map strings to strings", file=file)
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+def _are_sizes(values: Any) -> bool:
+    return type(values) is list and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _entry(name: str, value: Any, data_start: int, file: str) -> Entry:
-    def wrong(what: str) -> UserError:
-        return fail("layout.header", f"{file}: tensor {name!r}: {what}", file=file, tensor=name)
+    dtype, shape, offsets = (value.get(key) for key in _KEYS) if type(value) is dict else (None, None, None)
+    if type(dtype) is str and dtype in DTYPE_BITS and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2:
+        start, stop = offsets
+        if start <= stop and len(shape) <= MAX_RANK and math.prod(shape) * DTYPE_BITS[dtype] == (stop - start) * 8:
+            return Entry(name, dtype, tuple(shape), data_start + start, data_start + stop)
+    message = f"{file}: tensor {name!r}: {_what_is_wrong(value, dtype, shape, offsets)}"
+    raise fail("layout.header", message, file=file, tensor=name)
 
-    if not isinstance(value, dict):
-        raise wrong("its header entry is not an object")
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+
+_KEYS = ("dtype", "shape", "data_offsets")
+
+
+def _what_is_wrong(value: Any, dtype: Any, shape: Any, offsets: Any) -> str:
+    if type(value) is not dict:
+        return "its header entry is not an object"
     if type(dtype) is not str or dtype not in DTYPE_BITS:
-        raise wrong(f"unknown dtype {_short(dtype)}")
-    if type(shape) is not list or not all(map(_is_size, shape)):
-        raise wrong(f"shape {_short(shape)} is not a list of sizes")
-    if type(offsets) is not list or len(offsets) != 2 or not all(map(_is_size, offsets)) or offsets[0] > offsets[1]:
-        raise wrong(f"data_offsets {_short(offsets)} are not [start, stop]")
+        return f"unknown dtype {_short(dtype)}"
+    if not _are_sizes(shape) or len(shape) > MAX_RANK:
+        return f"shape {_short(shape)} is not a list of sizes"
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"data_offsets {_short(offsets)} are not [start, stop]"
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits % 8:
-        raise wrong(f"{dtype} {shape} does not fill whole bytes")
-    if bits // 8 != offsets[1] - offsets[0]:
-        what = f"{dtype} {shape} takes {bits // 8:,} bytes, data_offsets span {offsets[1] - offsets[0]:,}"
-        raise wrong(what)
-    return Entry(name, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+        return f"{dtype} {shape} does not fill whole bytes"
+    return f"{dtype} {_short(shape)} takes {bits // 8:,} bytes, data_offsets span {offsets[1] - offsets[0]:,}"
 
 
 def _raise_misplaced(entry: Entry, end: int, data_start: int, file: str) -> None:

@@ -11,8 +11,22 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from .errors import fail
+
+PIECE = 4 << 20
+
+
+class Range(Protocol):
+    """Bytes [start, stop) of a file."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,18 @@ def _info(path: Path) -> FileInfo:
     return FileInfo(resolved, stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_mode & 0o777)
 
 
+def same_bytes(source: Source, first: Range, second: Range) -> bool:
+    """True if two ranges of files hold the same bytes; read side by side, a few MiB at a time."""
+    if first.stop - first.start != second.stop - second.start:
+        return False
+    for offset in range(0, first.stop - first.start, PIECE):
+        size = min(PIECE, first.stop - first.start - offset)
+        pieces = (source.read(r.file, r.start + offset, r.start + offset + size) for r in (first, second))
+        if next(pieces) != next(pieces):
+            return False
+    return True
+
+
 def is_plain(name: str) -> bool:
     """True for a relative path without ``..``, empty or ``.`` parts: what an index may name."""
     parts = name.split("/")
@@ -158,4 +184,4 @@ def is_plain(name: str) -> bool:
     )
 
 
-__all__ = ["FileInfo", "Source", "is_plain", "open_source"]
+__all__ = ["FileInfo", "Source", "is_plain", "open_source", "same_bytes"]

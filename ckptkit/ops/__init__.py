@@ -7,6 +7,23 @@ say) and gives a small JSON-able value that ``make`` is handed.
 
 Tensors are matrices here: leading dimensions flattened to rows, the last dimension the row
 (:func:`ckptkit.header.row_view`). Ids carry a version: changing the bytes an operation makes means changing its id.
+
+Arguments of the quantizing operations (all but ``take@1``):
+
+``modules``
+    Names of the modules made, one for each of the first inputs: input i, [rows, cols], is the weight of ``modules[i]``.
+    Outputs are named ``<module>.weight_packed`` and so on, module by module. Several modules in a step are a fused
+    set, whose measured value is shared; further inputs are its members in other shards, measured only.
+``columns``
+    Absent, or for each input None or ``{"start": s, "step": k, "count": n}``: the weight is then
+    ``input[:, s::k][:, :n].T``, shape [n, rows of the input].
+``format``, ``weights``
+    The compressed-tensors format and those fields of its ``QuantizationArgs`` that decide the bytes.
+``arithmetic``
+    Absent (compressed-tensors' arithmetic, in the weight's dtype), or ``float32`` (integer schemes): the same
+    scales, but codes divided and rounded in float32.
+
+:func:`ckptkit.ops.select.select` chooses the operation and gives the last three.
 """
 
 from __future__ import annotations
@@ -98,12 +115,15 @@ class Operation:
 
 # Where each operation lives; the module is imported on first use.
 _HOMES = {
-    "pack_int@1": "pack_int",
-    "fp8_channel@1": "fp8",
-    "fp8_block@1": "fp8",
-    "nvfp4@1": "nvfp4",
-    "mxfp4@1": "mxfp4",
-    "ct_generic@1": "ct_generic",
+    "take@1": "take",
+    "pack_int@1": "quantizers",
+    "int8@1": "quantizers",
+    "fp8_channel@1": "quantizers",
+    "fp8_block@1": "quantizers",
+    "mxfp8@1": "quantizers",
+    "nvfp4@1": "quantizers",
+    "mxfp4@1": "quantizers",
+    "ct_generic@1": "quantizers",
 }
 
 

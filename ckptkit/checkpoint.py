@@ -1,0 +1,199 @@
+"""One source as a checkpoint: which shards it has, which tensors lie in them, what its index and config say.
+
+Reads headers and small JSON files only. :func:`scan` collects every fault it sees; :func:`open_checkpoint` raises
+them all at once. A tensor's :class:`~ckptkit.plan.Ref` gives its file and its bytes there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .errors import Finding, UserError, fail
+from .header import Header, read_header
+from .plan import Ref
+from .source import Source, is_plain
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
+SUFFIX = ".safetensors"
+
+
+class Index(NamedTuple):
+    """A parsed index file: its name, its ``metadata`` as it stands, and tensor name -> shard."""
+
+    file: str
+    metadata: Mapping[str, Any]
+    weight_map: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Headers, index and config of one source. ``stray`` are safetensors files that no index entry names."""
+
+    source: Source
+    shards: Mapping[str, Header]
+    tensors: Mapping[str, Ref]
+    index: Index | None
+    config: Mapping[str, Any] | None
+    stray: tuple[str, ...] = ()
+    warnings: tuple[Finding, ...] = field(default=())
+
+    def shard_tensors(self, shard: str) -> list[Ref]:
+        """The tensors of one shard in the order they lie in it."""
+        return [self.tensors[entry.name] for entry in self.shards[shard].entries]
+
+
+def open_checkpoint(source: Source) -> Checkpoint:
+    """The checkpoint, or UserError with every fault that headers, index and config show."""
+    checkpoint, findings = scan(source)
+    if any(finding.severity == "error" for finding in findings):
+        raise UserError(finding for finding in findings if finding.severity == "error")
+    return checkpoint
+
+
+def scan(source: Source) -> tuple[Checkpoint, list[Finding]]:
+    """What can be read of the checkpoint, and every fault seen on the way (``index.*``, ``layout.*``, ``config.*``)."""
+    findings: list[Finding] = []
+    index = _collect(findings, lambda: _read_index(source))
+    names = _shard_names(source, index, findings)
+    shards = {}
+    for name in names:
+        header = _collect(findings, lambda name=name: _read_shard(source, name))
+        if header is not None:
+            shards[name] = header
+    tensors = _tensors(shards, index, findings)
+    config = _collect(findings, lambda: _read_config(source))
+    stray = tuple(sorted(name for name in source.files if name.endswith(SUFFIX) and name not in names))
+    findings += _stray_findings(stray, index)
+    warnings = tuple(finding for finding in findings if finding.severity == "warning")
+    return Checkpoint(source, shards, tensors, index, config, stray, warnings), findings
+
+
+def parse_json(text: str, file: str, id: str) -> Any:
+    """``text`` as JSON; a key that stands twice in one object is an error too. Raises UserError ``id``."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(items)
+        if len(table) != len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise fail(id, f"{file}: {twice!r} stands twice in one object", file=file)
+        return table
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise fail(id, f"{file} is not JSON: {what}", file=file) from None
+
+
+def _collect(findings: list[Finding], read: Any) -> Any:
+    """What ``read`` gives, or None with its findings kept."""
+    try:
+        return read()
+    except UserError as error:
+        findings.extend(error.findings)
+        return None
+
+
+def _read_config(source: Source) -> dict[str, Any] | None:
+    if CONFIG not in source.files:
+        return None
+    config = parse_json(source.text(CONFIG), CONFIG, "config.parse")
+    if not isinstance(config, dict):
+        raise fail("config.parse", f"{CONFIG} is a JSON {type(config).__name__}, not an object", file=CONFIG)
+    return config
+
+
+def _read_index(source: Source) -> Index | None:
+    found = [name for name in source.files if name.endswith(INDEX_SUFFIX) and "/" not in name]
+    if not found:
+        return None
+    file = INDEX if INDEX in found else found[0]
+    if len(found) > 1 and INDEX not in found:
+        raise fail("index.ambiguous", f"several index files and none is {INDEX}: {', '.join(found)}", file=file)
+    table = parse_json(source.text(file), file, "index.parse")
+    weight_map = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise fail("index.parse", f"{file} has no weight_map of tensor names to file names", file=file)
+    outside = sorted(shard for shard in set(weight_map.values()) if not is_plain(shard))
+    if outside:
+        message = f"{file} names {outside[0]!r}: only plain relative paths inside the checkpoint are read"
+        tensor = next(name for name, shard in weight_map.items() if shard == outside[0])
+        raise fail("index.path", message, file=file, tensor=tensor)
+    metadata = table.get("metadata")
+    return Index(file, metadata if isinstance(metadata, dict) else {}, weight_map)
+
+
+def _shard_names(source: Source, index: Index | None, findings: list[Finding]) -> list[str]:
+    """The files that hold this checkpoint's tensors, in name order."""
+    if index is not None:
+        tensors_of: dict[str, list[str]] = defaultdict(list)
+        for tensor, shard in index.weight_map.items():
+            tensors_of[shard].append(tensor)
+        for shard in sorted(tensors_of.keys() - source.files.keys()):
+            findings.append(_missing_shard(index.file, shard, tensors_of[shard]))
+        return sorted(tensors_of.keys() & source.files.keys())
+    top = sorted(name for name in source.files if name.endswith(SUFFIX) and "/" not in name)
+    if len(top) > 1 and "model.safetensors" in top:
+        return ["model.safetensors"]
+    if len(top) == 1:
+        return top
+    if any(found.id.startswith("index.") for found in findings):
+        return []
+    if top:
+        message = f"{len(top)} .safetensors files ({top[0]}, …) and no {INDEX} that says which belong together"
+        findings.append(Finding("index.missing", message, file=INDEX))
+    else:
+        findings.append(Finding("source.empty", f"{source.uri} holds no .safetensors file", file=source.uri))
+    return []
+
+
+def _missing_shard(index: str, shard: str, tensors: list[str]) -> Finding:
+    message = f"{index} names {shard} for {len(tensors):,} tensors ({tensors[0]}, …), and there is no such file"
+    return Finding("index.missing-shard", message, file=shard, tensor=tensors[0], data={"tensors": len(tensors)})
+
+
+def _read_shard(source: Source, name: str) -> Header:
+    return read_header(lambda start, stop: source.read(name, start, stop), source.files[name].size, name)
+
+
+def _tensors(shards: Mapping[str, Header], index: Index | None, findings: list[Finding]) -> dict[str, Ref]:
+    """Every tensor of the shards by name, checked against the index both ways."""
+    expected = index.weight_map if index is not None else None
+    tensors: dict[str, Ref] = {}
+    for shard, header in shards.items():
+        for entry in header.entries:
+            if expected is not None and expected.get(entry.name) != shard:
+                findings.append(_unlisted(entry.name, shard, expected, index.file if index else ""))
+            else:
+                tensors[entry.name] = Ref(shard, *entry)
+    if expected is not None and index is not None:
+        for name, shard in expected.items():
+            if shard in shards and name not in tensors:
+                message = f"{index.file} says {name} lies in {shard}, which does not hold it"
+                findings.append(Finding("index.missing-tensor", message, file=shard, tensor=name))
+    return tensors
+
+
+def _unlisted(name: str, shard: str, expected: Mapping[str, str], index: str) -> Finding:
+    where = f"says it lies in {expected[name]}" if name in expected else "does not list it"
+    message = f"{shard} holds {name}, but {index} {where}"
+    return Finding("index.extra-tensor", message, file=shard, tensor=name)
+
+
+def _stray_findings(stray: Iterable[str], index: Index | None) -> list[Finding]:
+    """A lone ``model.safetensors`` beside an index is what transformers loads: worth a word wherever it lies."""
+    top = [name for name in stray if "/" not in name]
+    whose = f"not named by {index.file}" if index else "beside model.safetensors, without an index"
+    return [
+        Finding(
+            "index.stray-shard", f"{name} is {whose}; it is not part of the checkpoint", file=name, severity="warning"
+        )
+        for name in top
+    ]

@@ -1,0 +1,179 @@
+"""What every command that makes files shares: its options, the dry run, the run, and how the result is told."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from .. import plan_file
+from ..checkpoint import CONFIG, Checkpoint
+from ..console import Console, Table, fmt_bytes, fmt_duration
+from ..errors import Finding, UserError, fail
+from ..execute import Options, Result, execute, preflight, sizes
+from ..plan import COPY, Plan
+
+LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
+
+
+class How(NamedTuple):
+    """The common options of a command that makes files."""
+
+    dry_run: bool
+    plan_path: str | None
+    include: tuple[str, ...]
+    allow: frozenset[str]
+    options: Options
+
+
+def make_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Declare the common options; the command gets them as one argument, ``how``."""
+
+    def collected(*args: Any, dry_run: bool, plan_path: str | None, include: Any, allow: Any, **rest: Any) -> None:
+        run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite", "verify")}
+        options = Options(**run, resume_command=_resume_command())
+        ids = frozenset(id.strip() for item in allow for id in item.split(",") if id.strip())
+        function(*args, how=How(dry_run, plan_path, include, ids, options), **rest)
+
+    collected.__name__, collected.__doc__ = function.__name__, function.__doc__
+    collected.__dict__.update(function.__dict__)
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected
+
+
+_OPTIONS: Sequence[Callable[[Callable[..., None]], Callable[..., None]]] = (
+    click.option("-n", "--dry-run", is_flag=True, help="Print the plan; write nothing."),
+    click.option("--plan", "plan_path", metavar="FILE", help="Write the plan as JSON lines, for `ckptkit apply`."),
+    click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped."),
+    click.option("--overwrite", is_flag=True, help="Replace OUT, once the new result is complete."),
+    click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4)."),
+    click.option("--device", default="cpu", metavar="cpu|cuda[:N]", help="Where to compute (default: cpu)."),
+    click.option("--link", type=LINKS, default="auto", help="How untouched shards get to OUT (default: auto)."),
+    click.option("--hash", type=click.Choice(["xxh3", "sha256"]), default="xxh3", help="sha256: SHA256SUMS too."),
+    click.option("--include", multiple=True, metavar="PATTERN", help="Take along a file that would be left out."),
+    click.option("--allow", multiple=True, metavar="ID[,ID]", help="Pass over refusals of these ids."),
+    click.option("--no-verify", "verify", flag_value=False, default=True, help="Skip the check of what was written."),
+)
+
+
+def _resume_command() -> str:
+    arguments = [argument for argument in sys.argv[1:] if argument not in {"--resume", "--overwrite"}]
+    return shlex.join(["ckptkit", *arguments, "--resume"])
+
+
+def make(
+    console: Console, checkpoint: Checkpoint, plan: Plan, out: Path | None, how: How, warnings: Sequence[Finding] = ()
+) -> None:
+    """Run ``plan``, or print it for a dry run. Raises UserError with everything that stands in the way of OUT."""
+    check_device(plan, how.options.device)
+    if how.plan_path:
+        _write_plan(plan, checkpoint.source.uri, how.plan_path)
+    if how.dry_run:
+        findings = preflight(plan, checkpoint.source, out, how.options) if out else []
+        if findings:
+            raise UserError(findings)
+        human = plan_text(plan, checkpoint, out, how)
+        console.result(
+            {"output": None, "dry_run": True, "plan": _plan_data(plan, checkpoint)}, human, [plan.digest], warnings
+        )
+        return
+    if out is None:
+        raise fail("usage.arguments", "OUT is missing", hint=f"ckptkit {plan.command} SRC OUT …")
+    console.warn(warnings)
+    extra = {"allowed": sorted(how.allow)}
+    with console.progress(plan.command) as progress:
+        result = execute(plan, checkpoint.source, out, how.options, progress, extra)
+    data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint)}
+    console.result(data, _result_text(result, plan, how), [str(result.path)], warnings if console.settings.json else ())
+
+
+def check_device(plan: Plan, device: str) -> None:
+    """Refuse a device that is not there, and operations whose bytes were not shown equal on it (``usage.device``)."""
+    if device == "cpu":
+        return
+    import torch
+
+    from ..ops import operation
+
+    if not device.startswith("cuda"):
+        raise fail("usage.device", f"device {device!r} is neither cpu nor cuda", hint="--device cuda")
+    if not torch.cuda.is_available():
+        raise fail("usage.device", "torch sees no CUDA device here", hint="leave --device out")
+    unsure = sorted({step.op for step in plan.steps() if step.op != COPY and not operation(step.op).bits_on_cuda})
+    if unsure:
+        message = f"{', '.join(unsure)}: the bytes made on a CUDA device were not shown equal to the CPU's"
+        raise fail("usage.device", message, hint="leave --device out")
+
+
+def _write_plan(plan: Plan, uri: str, path: str) -> None:
+    text = "".join(f"{line}\n" for line in plan_file.lines(plan, uri))
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=path) from None
+
+
+# --- telling -----------------------------------------------------------------------------------------------
+
+
+def _plan_data(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "digest": plan.digest,
+        "rules": [total._asdict() for total in plan.summary()],
+        "shards": len(plan.shards),
+        "shards_written": sum(not shard.linked for shard in plan.shards),
+        "bytes": sizes(plan, checkpoint.source).output,
+        "left_out": [{"name": item.name, "reason": item.reason} for item in plan.left_out],
+        "dropped": [{"name": item.name, "reason": item.reason} for item in plan.dropped],
+    }
+
+
+def plan_text(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) -> Iterator[str | Table]:
+    """The plan for people: rules, sizes, memory, config diff, what is left out."""
+    yield f"plan  {checkpoint.source.uri} → {out or '(no OUT given)'}  sha256 {plan.digest[:16]}"
+    yield Table(("rule", "operation", "tensors", "read", "made", "write"), list(_rule_rows(plan)), "<<>>>>")
+    yield from _size_lines(plan, checkpoint, how)
+    yield from _config_diff(plan, checkpoint.config)
+    yield from (f"left out  {item.name}: {item.reason}" for item in (*plan.left_out, *plan.dropped))
+    yield "nothing was written (dry run)"
+
+
+def _rule_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for total in plan.summary():
+        counts = (f"{total.tensors_read:,}", fmt_bytes(total.bytes_read), f"{total.tensors_written:,}")
+        yield (total.rule, total.op, *counts, fmt_bytes(total.bytes_written))
+
+
+def _size_lines(plan: Plan, checkpoint: Checkpoint, how: How) -> Iterator[str]:
+    size = sizes(plan, checkpoint.source)
+    written = sum(not shard.linked for shard in plan.shards)
+    yield f"shards  {written:,} written anew, {len(plan.shards) - written:,} taken over as they are (--link {how.options.link})"
+    yield f"output  {fmt_bytes(size.output)} ({size.output:,} bytes), of which {fmt_bytes(size.written)} written anew"
+    yield f"memory  about {fmt_bytes(size.memory(how.options))} at the peak"
+
+
+def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
+    after = next((item.text for item in plan.sidecars if item.name == CONFIG), None)
+    if after is not None:
+        old = json.dumps(before, indent=2, ensure_ascii=False).splitlines()
+        diff = difflib.unified_diff(old, after.splitlines(), f"{CONFIG} (source)", f"{CONFIG} (written)", "", "", 1, "")
+        yield from diff
+
+
+def _result_text(result: Result, plan: Plan, how: How) -> Iterator[str]:
+    made = ", ".join(
+        f"{count:,} {'written' if how_made == 'written' else how_made}" for how_made, count in result.links.items()
+    )
+    yield f"{result.path}  {result.shards:,} shards ({made}) in {fmt_duration(result.seconds)}"
+    yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}  plan sha256 {plan.digest[:16]}"
+    if result.resumed:
+        yield f"{result.resumed:,} shards were finished by an earlier run"
+    if result.bytes_copied and how.options.link == "auto":
+        yield f"hint: --link hard would have saved writing {fmt_bytes(result.bytes_copied)} of untouched shards"

@@ -1,0 +1,81 @@
+"""How engines read a compressed-tensors ``quantization_config``: which group a module gets, by their own rules.
+
+Two rule sets, of compressed-tensors 0.19 (also transformers') and of vLLM 0.26-0.33:
+
+* compressed-tensors: ignore wins; then the targets of all groups together, exact names first, then ``re:`` patterns
+  in alphabetical order, then class names.
+* vLLM: ignore wins; then the first target in file order that equals or matches the name, then one whose text is in
+  the module's class name, then, for a fused module, the first target that matches each of its parts.
+
+Both match ``re:`` patterns at the start of the name (``re.match``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+LINEAR_CLASS = "Linear"
+
+
+class Declared(NamedTuple):
+    """The parts of a ``quantization_config`` that decide a module's group: (group, target) in file order, ignores."""
+
+    targets: tuple[tuple[str, str], ...]
+    ignore: tuple[str, ...]
+
+
+def declared(config: Mapping[str, Any]) -> Declared:
+    """Targets and ignores of a compressed-tensors ``quantization_config``."""
+    groups = config.get("config_groups") or {}
+    targets = tuple((name, target) for name, group in groups.items() for target in _targets(group))
+    return Declared(targets, tuple(config.get("ignore") or ()))
+
+
+def _targets(group: Any) -> Sequence[str]:
+    return group.get("targets", ()) if isinstance(group, Mapping) else group
+
+
+def matches(name: str, target: str) -> bool:
+    """``target`` names ``name``: equal, or ``re:`` and the pattern matches at the start."""
+    return _compiled(target[3:])(name) is not None if target.startswith("re:") else target == name
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(pattern).match
+
+
+def by_compressed_tensors(config: Declared, module: str, class_name: str | None = LINEAR_CLASS) -> str | None:
+    """The group that compressed-tensors gives ``module`` (of torch class ``class_name``), or None."""
+    if any(matches(module, ignore) or ignore == class_name for ignore in config.ignore):
+        return None
+    ordered = sorted(config.targets, key=lambda item: ("re:" in item[1], item[1]))
+    by_name = next((group for group, target in ordered if matches(module, target)), None)
+    return by_name or next((group for group, target in ordered if target == class_name), None)
+
+
+def by_vllm(config: Declared, module: str, class_name: str, parts: Sequence[str] = ()) -> str | None:
+    """The group that vLLM gives ``module``; ``parts`` are the checkpoint modules that a fused one is made of.
+
+    Raises ValueError where vLLM refuses: parts of which some are ignored and some are not.
+    """
+    ignored = {any(matches(part, ignore) for ignore in config.ignore) for part in (parts or (module,))}
+    if len(ignored) > 1:
+        raise ValueError(f"some parts of {module} are ignored and some are not")
+    if ignored == {True}:
+        return None
+    lowered = class_name.lower()
+    found = _first(config.targets, lambda target: matches(module, target)) or _first(
+        config.targets, lambda target: not target.startswith("re:") and target.lower() in lowered
+    )
+    if found or not parts:
+        return found
+    each = [_first(config.targets, lambda target, part=part: matches(part, target)) for part in parts]  # type: ignore[misc]
+    return each[0] if all(each) else None
+
+
+def _first(targets: Iterable[tuple[str, str]], test: Callable[[str], bool]) -> str | None:
+    return next((group for group, target in targets if test(target)), None)

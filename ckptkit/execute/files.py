@@ -1,0 +1,85 @@
+"""Files that appear whole and on disk, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import fail
+from .staging import PARTIAL, Place
+
+# What filesystems without synchronised folders answer; there is nothing more that could be done there.
+_NOT_SYNCHRONISED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF}
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A free name beside ``path`` to make a file at; it becomes ``path`` if the body ends well, else it is removed.
+
+    What an earlier run left at either name goes first: a rename onto another link to the same file does nothing.
+    """
+    temporary = path.with_name(path.name + PARTIAL)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in (temporary, path):
+        leftover.unlink(missing_ok=True)
+    try:
+        yield temporary
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    os.rename(temporary, path)
+
+
+@contextlib.contextmanager
+def created(path: Path, mode: int | None) -> Iterator[int]:
+    """A descriptor for a new file, flushed to disk at the end; ``mode`` None leaves the bits to the umask."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        yield descriptor
+        if mode is not None:
+            # Filesystems without permission bits refuse to set them.
+            with contextlib.suppress(PermissionError):
+                os.fchmod(descriptor, mode)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """Write all of ``view`` (bytes) at ``offset``."""
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
+    with appearing(path) as temporary, created(temporary, mode) as descriptor:
+        write_at(descriptor, memoryview(content), 0)
+
+
+@contextlib.contextmanager
+def output_faults(place: Place, resume_command: str = "") -> Iterator[None]:
+    """Turn an OSError of the body into a UserError: ``output.space`` or ``output.write``."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        message = f"{error.filename or place.folder}: {error.strerror or error}"
+        hint = f"make room, then: {resume_command or 'the same command with --resume'}" if full else None
+        raise fail(f"output.{'space' if full else 'write'}", message, file=str(place.out), hint=hint) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCHRONISED:
+            raise
+    finally:
+        os.close(descriptor)

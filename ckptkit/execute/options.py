@@ -1,0 +1,73 @@
+"""What the executor is told, whom it tells how far it is, and what it answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a plan is run; what is made does not depend on it.
+
+    ``jobs`` 0 means as many threads as there are processors, at most four. ``link``: ``auto``, ``hard``,
+    ``reflink``, ``symlink`` or ``copy``. ``hash``: ``xxh3`` or ``sha256`` (whole files, one more read).
+    ``backend``: ``native`` or ``llmcompressor``. ``resume_command`` is what a hint tells to type.
+    """
+
+    jobs: int = 0
+    device: str = "cpu"
+    link: str = "auto"
+    hash: str = "xxh3"
+    resume: bool = False
+    overwrite: bool = False
+    nonfinite_error: bool = True
+    backend: str = "native"
+    verify: bool = True
+    chunk_bytes: int = 4 << 20
+    resume_command: str = ""
+
+    @property
+    def threads(self) -> int:
+        return self.jobs or min(4, _processors())
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress(Protocol):
+    """Told how far a run is: its size first, bytes and shards as they are finished, ``done`` once it is published."""
+
+    def start(self, total_shards: int, total_bytes: int) -> None: ...
+
+    def shard(self, name: str) -> None: ...
+
+    def advance(self, nbytes: int) -> None: ...
+
+    def done(self) -> None: ...
+
+
+class Result(NamedTuple):
+    """What was published.
+
+    ``links`` counts shards by how they were made (``written``, ``copy``, ``reflink``, ``hard``, ``symlink``). Bytes
+    are file sizes: ``bytes_written`` of written and copied shards, ``bytes_copied`` of the copied among them (what a
+    link would have saved), ``bytes_linked`` of the others. ``resumed`` shards were there already.
+    """
+
+    path: Path
+    digest: str
+    links: Mapping[str, int]
+    resumed: int
+    bytes_written: int
+    bytes_copied: int
+    bytes_linked: int
+    seconds: float
+
+    @property
+    def shards(self) -> int:
+        return sum(self.links.values())

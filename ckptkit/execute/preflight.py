@@ -1,0 +1,135 @@
+"""What can be known to go wrong before anything is done. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import Finding
+from ..manifest import NAME as MANIFEST
+from ..ops import operation
+from ..plan import COPY, Plan
+from ..source import Source, is_plain
+from .files import output_faults
+from .journal import Journal, read_journal
+from .options import Options
+from .publish import is_published
+from .space import nearest, space
+from .staging import JOURNAL, LOCK, PARTIAL, SUMS, Place, entries, held, is_held, locate, writable
+
+
+def preflight(plan: Plan, source: Source, out: Path, options: Options, *, mine: bool = False) -> list[Finding]:
+    """All that keeps ``plan`` from being run into ``out``: ``output.*``, ``plan.name``, ``source.changed``, ``usage.*``.
+
+    ``mine`` says that this process holds the staging folder.
+    """
+    place = locate(out)
+    with output_faults(place):
+        if _overlaps(source, place):
+            hint = "name an output beside the source"
+            return [Finding("output.same", f"{out} and the source {source.uri} lie in each other", file=str(out), hint=hint)]
+        if not mine and is_held(place):
+            return [held(place)]
+        if options.resume and is_published(plan, source, place):
+            return []
+        journal = read_journal(place.folder)
+        begun = [*_begun(plan, source, place, journal, options)]
+        if begun or (journal and journal.publishing is not None and options.resume):
+            return begun
+        findings = [*_names(plan), *_occupied(place, journal, options), *_unwritable(place), *_device(plan, options)]
+        return findings or [*_space(plan, source, out, options)]
+
+
+def _overlaps(source: Source, place: Place) -> bool:
+    root = source.root.resolve()
+    homes = {root, *(info.path.parent for info in source.files.values())}
+    holding = homes | {parent for home in homes for parent in home.parents}
+    return any(mine in holding or root in mine.parents for mine in (place.out, place.folder))
+
+
+def _names(plan: Plan) -> Iterator[Finding]:
+    """Names that cannot be told apart, would leave OUT, or are the executor's own."""
+    names = Counter([shard.name for shard in plan.shards] + [item.name for item in plan.sidecars])
+    for name, count in names.items():
+        own = name in {MANIFEST, SUMS, JOURNAL, LOCK} or name.endswith(PARTIAL)
+        if count > 1 or own or not is_plain(name):
+            what = "is planned twice" if count > 1 else "is no name that a file of the output may have"
+            yield Finding("plan.name", f"{name!r} {what}", file=name)
+
+
+def _begun(
+    plan: Plan, source: Source, place: Place, journal: Journal | None, options: Options
+) -> Iterator[Finding]:
+    """What an earlier run left, where this one may neither carry on nor begin anew."""
+    folder = str(place.folder)
+    if journal is None:
+        if os.path.lexists(folder) and not (place.folder.is_dir() and {*os.listdir(folder)} <= {JOURNAL, LOCK}):
+            hint = f"move {folder} away, or name another output"
+            yield Finding("output.exists", f"{folder} stands where the output is to be made", file=folder, hint=hint)
+        return
+    same = journal.plan == plan.digest
+    left = f"{folder} holds {journal.command} begun with plan {journal.plan[:12]}, {len(journal.shards)} shards finished"
+    if options.resume and not same:
+        message = f"{left}; this is plan {plan.digest[:12]}"
+        yield Finding("output.plan-differs", message, file=folder, hint="--overwrite instead of --resume begins anew")
+    elif options.resume:
+        hint = "--overwrite instead of --resume begins anew"
+        for file in source.changed(journal.sources):
+            yield Finding("source.changed", f"{file} is not what it was when the run began", file=file, hint=hint)
+    elif not options.overwrite:
+        anew = "--overwrite begins anew"
+        hint = f"{options.resume_command or '--resume'} carries on; {anew}" if same else anew
+        yield Finding("output.exists", left, file=folder, hint=hint)
+
+
+def _occupied(place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:
+    out = str(place.out)
+    if not place.out.is_dir():
+        if os.path.lexists(out):
+            yield Finding("output.exists", f"{out} is a file", file=out, hint="name a folder")
+        return
+    found = entries(place.out)
+    if not found:
+        return
+    if not options.overwrite and not (options.resume and journal and journal.overwrite):
+        message = f"{out} holds {len(found)} entries already"
+        yield Finding("output.exists", message, file=out, hint="--overwrite replaces it, once the new one is whole")
+    elif not any(name in {MANIFEST, "config.json"} or name.endswith(".safetensors") for name in found):
+        message = f"{out} holds {found[0]} and no checkpoint: it is not overwritten"
+        yield Finding("output.exists", message, file=out, hint=f"empty {out}, or name another output")
+
+
+def _unwritable(place: Place) -> Iterator[Finding]:
+    folder = nearest(place.folder)
+    if not folder.is_dir() or not writable(folder):
+        message = f"{place.folder} cannot be made: {folder} is {'not writable' if folder.is_dir() else 'a file'}"
+        yield Finding("output.write", message, file=str(folder), hint="name an output where you may write")
+
+
+def _space(plan: Plan, source: Source, out: Path, options: Options) -> Iterator[Finding]:
+    needed, free = space(plan, source, out, options)
+    if needed > free:
+        message = f"{out} needs {needed:,} bytes, and {free:,} are free there"
+        data = {"needed": needed, "free": free}
+        untouched = any(shard.linked for shard in plan.shards) and options.link not in {"hard", "symlink"}
+        hint = "--link hard takes no space for untouched shards" if untouched else f"free {needed - free:,} bytes"
+        yield Finding("output.space", message, file=str(out), hint=hint, data=data)
+
+
+def _device(plan: Plan, options: Options) -> Iterator[Finding]:
+    """A device that is not there, or on which an operation is not known to make the same bytes."""
+    if options.device == "cpu":
+        return
+    hint = "--device cpu"
+    for id in sorted({step.op for step in plan.steps()} - {COPY}):
+        if not operation(id).bits_on_cuda:
+            yield Finding("usage.device", f"{id} is not known to make the same bytes on {options.device}", hint=hint)
+    import torch
+
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        message = f"torch {torch.__version__} has no device {options.device!r}: {str(error).splitlines()[0]}"
+        yield Finding("usage.device", message, hint=hint)

@@ -1,0 +1,141 @@
+"""What the threads do: read a piece of the source, compute, and say where in the file the bytes belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import fail
+from ..header import DTYPE_BITS, Entry, row_view
+from ..ops import Block, Chunk, NonFinite, Operation, Read, operation
+from ..plan import Ref, Step
+from ..source import Source
+from .work import Work
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Part(NamedTuple):
+    """Bytes, flat, and the offset in the file where they belong."""
+
+    offset: int
+    data: bytes | bytearray | np.ndarray[Any, np.dtype[np.uint8]]
+
+
+Task = Callable[[], list[Part]]
+
+
+class Run(NamedTuple):
+    """``size`` bytes of a source file from ``start`` on, which go to ``target`` as they are."""
+
+    file: str
+    start: int
+    target: int
+    size: int
+
+
+def copy_tasks(runs: Iterable[Run], work: Work) -> Iterator[Task]:
+    """Tasks of about ``chunk_bytes`` each: long runs are cut, short ones share a task."""
+    budget = work.options.chunk_bytes
+    batch: list[Run] = []
+    size = 0
+    for run in runs:
+        for done in range(0, run.size, budget):
+            piece = Run(run.file, run.start + done, run.target + done, min(budget, run.size - done))
+            if size + piece.size > budget and batch:
+                yield partial(_copy, batch, work.source)
+                batch, size = [], 0
+            batch.append(piece)
+            size += piece.size
+    if batch:
+        yield partial(_copy, batch, work.source)
+
+
+def _copy(runs: Iterable[Run], source: Source) -> list[Part]:
+    parts = []
+    for run in runs:
+        data = bytearray(run.size)
+        source.read_into(run.file, run.start, memoryview(data))
+        parts.append(Part(run.target, data))
+    return parts
+
+
+def step_tasks(step: Step, places: Mapping[str, Entry], work: Work) -> Iterator[Task]:
+    """The tasks of a computed step, once its inputs are measured; ``places`` says where its outputs lie."""
+    op = operation(step.op)
+    state = _measured(op, step, work)
+    for chunk in op.chunks([ref.spec for ref in step.inputs], step.args, work.options.chunk_bytes):
+        yield partial(_make, op, step, places, chunk, state, work)
+
+
+def _make(
+    op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, state: Any, work: Work
+) -> list[Part]:
+    blocks = [read_block(work.source, step.inputs[read.tensor], read) for read in chunk.reads]
+    with _named(step, chunk.reads):
+        arrays = op.make(blocks, chunk, step.args, state, work.context)
+    parts = []
+    for write, array in zip(chunk.writes, arrays, strict=True):
+        place = places[step.outputs[write.tensor].name]
+        _, width = row_view(place.dtype, place.shape)
+        parts.append(Part(place.start + write.row * width, array.reshape(-1)))
+    return parts
+
+
+def _measured(op: Operation, step: Step, work: Work) -> Any:
+    """The elementwise maximum over all that the operation wants to know first; None if that is nothing."""
+    if op.measures is None:
+        return None
+    reads = op.measures([ref.spec for ref in step.inputs], step.args, work.options.chunk_bytes)
+    state = None
+    for value in work.in_order(partial(_measure, op, step, read, work) for read in reads):
+        state = value if state is None else _larger(state, value)
+    return state
+
+
+def _measure(op: Operation, step: Step, read: Read, work: Work) -> Any:
+    assert op.measure is not None
+    block = read_block(work.source, step.inputs[read.tensor], read)
+    with _named(step, [read]):
+        return op.measure(block, step.args, work.context)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    if isinstance(a, list):
+        return [_larger(x, y) for x, y in zip(a, b, strict=True)]
+    # A NaN, kept on request, stays: it makes every comparison false.
+    return a if a != a or a >= b else b
+
+
+def read_block(source: Source, ref: Ref, read: Read) -> Block:
+    """The rows of a tensor that ``read`` asks for, or some columns of them."""
+    _, width = row_view(ref.dtype, ref.shape)
+    columns = ref.shape[-1] if ref.shape else 1
+    rows = read.row_stop - read.row
+    first, stop = read.col or 0, columns if read.col_stop is None else read.col_stop
+    left, size = (count * DTYPE_BITS[ref.dtype] // 8 for count in (first, stop - first))
+    data = bytearray(rows * size)
+    view = memoryview(data)
+    start = ref.start + read.row * width + left
+    if size == width:
+        source.read_into(ref.file, start, view)
+    else:
+        for row in range(rows):
+            source.read_into(ref.file, start + row * width, view[row * size : (row + 1) * size])
+    return Block(data, ref.dtype, rows, stop - first)
+
+
+@contextmanager
+def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
+    """Give a NaN or Inf that an operation met the name of its file and tensor."""
+    try:
+        yield
+    except NonFinite as error:
+        ref = step.inputs[list(reads)[error.index].tensor]
+        message = f"{ref.file}: {ref.name} holds {error.what}"
+        kind = "nan" if "nan" in error.what.lower() else "inf"
+        hint = "--set nonfinite=keep converts it all the same"
+        raise fail(f"data.{kind}", message, file=ref.file, tensor=ref.name, hint=hint) from None

@@ -1,0 +1,90 @@
+"""What every part of a run shares: the threads, how far ahead they may work, and the wish to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..errors import Interrupted
+from ..ops import Context
+from ..source import Source
+from .options import Options, Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run's means. ``pool`` is None where one thread does it all; ``signals`` holds those that asked to stop."""
+
+    source: Source
+    options: Options
+    progress: Progress
+    pool: ThreadPoolExecutor | None
+    signals: list[int]
+
+    @property
+    def context(self) -> Context:
+        return Context(self.options.device, self.options.nonfinite_error)
+
+    def check(self) -> None:
+        """Raise Interrupted once a signal has come."""
+        if self.signals:
+            raise Interrupted(f"interrupted by {signal.Signals(self.signals[0]).name}")
+
+    def in_order(self, tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """The tasks' results in the tasks' order, computed by the threads at most two tasks each ahead.
+
+        Between results a wish to stop is heard. However it ends, no task is left running.
+        """
+        if self.pool is None:
+            for task in tasks:
+                self.check()
+                yield task()
+            return
+        pending: deque[Future[T]] = deque()
+        try:
+            for task in tasks:
+                pending.append(self.pool.submit(task))
+                if len(pending) >= 2 * self.options.threads:
+                    self.check()
+                    yield pending.popleft().result()
+            while pending:
+                self.check()
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+            wait(pending)
+
+
+@contextlib.contextmanager
+def working(source: Source, options: Options, progress: Progress) -> Iterator[Work]:
+    """A run's means; in the main thread SIGINT and SIGTERM become a wish to stop, unless they were ignored before."""
+    threads = options.threads
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_heard_signals())
+        pool = stack.enter_context(ThreadPoolExecutor(threads, "ckptkit")) if threads > 1 else None
+        yield Work(source, options, progress, pool, signals)
+
+
+@contextlib.contextmanager
+def _heard_signals() -> Iterator[list[int]]:
+    # A list, not an Event: a second signal may come while the first is being handled, and would wait for its lock.
+    heard: list[int] = []
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) not in {signal.SIG_IGN, None}:
+                previous[number] = signal.signal(number, lambda received, frame: heard.append(received))
+    try:
+        yield heard
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

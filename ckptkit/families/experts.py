@@ -1,0 +1,117 @@
+"""Experts of a layer stacked in one tensor, and how to take a single expert's projection out of it.
+
+Two layouts are in use. *rows*, as Linears have it: ``gate_up_proj`` [E, 2·inter, hidden], ``down_proj``
+[E, hidden, inter] (Qwen3.5-MoE, Gemma 4). *columns*, transposed: ``gate_up_proj`` [E, hidden, 2·inter], ``down_proj``
+[E, inter, hidden] (Llama 4, Qwen3-VL-MoE, gpt-oss). Of a ``gate_up_proj`` the first half is the gate and the second
+half up, but in gpt-oss they alternate. Biases are [E, 2·inter] and [E, hidden] in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple
+
+from ..errors import UserError, fail
+from .config import Config, config_value, model_types
+
+Layout = Literal["rows", "columns"]
+
+# Models whose gate and up alternate along the last axis instead of lying one after the other.
+INTERLEAVED = frozenset({"gpt_oss"})
+
+_PARTS = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "gate_proj": ("gate_proj",),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
+_STACKED = re.compile(r"((?:.*\.)?experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(?:(_bias)|\.weight)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Every ``step``-th column from ``start`` on, ``count`` of them."""
+
+    start: int
+    step: int
+    count: int
+
+
+class Piece(NamedTuple):
+    """One projection of one expert within a stacked tensor: weight [out, in] or bias [out].
+
+    ``span`` are the elements [a, b) of the flattened tensor it lies in, contiguous, seen as ``view``. Without
+    ``columns`` the span as it lies is the piece. With them it is ``view[..., columns]``, for a weight transposed:
+    ``view[:, start::step][:, :count].T``.
+    """
+
+    module: str
+    kind: Literal["weight", "bias"]
+    expert: int
+    span: tuple[int, int]
+    view: tuple[int, ...]
+    shape: tuple[int, ...]
+    columns: Columns | None = None
+
+
+def is_expert_tensor(name: str, shape: Sequence[int]) -> bool:
+    """Whether this is a weight of all experts of a layer, stacked: rank 3, first dimension the expert."""
+    found = _STACKED.fullmatch(name)
+    return found is not None and found[3] is None and len(shape) == 3
+
+
+def expert_projections(name: str, shape: Sequence[int], layout: Layout, config: Config | None) -> list[Piece]:
+    """The pieces of a stacked weight or bias, by expert, gate before up. Empty if ``name`` is no such tensor.
+
+    Raises UserError (``plan.experts-3d``) where ``shape`` cannot be of that layout: gate and up do not halve it, or
+    the side that ``layout`` makes the hidden size is not the config's ``hidden_size`` while the other side is.
+    """
+    found = _STACKED.fullmatch(name)
+    if found is None or len(shape) != (2 if found[3] else 3):
+        return []
+    prefix, stacked, bias = found.groups()
+    parts = _PARTS[stacked]
+    alternate = len(parts) > 1 and not INTERLEAVED.isdisjoint(model_types(config))
+    outputs = shape[1] if layout == "rows" else shape[-1]
+    if outputs % len(parts) or (alternate and layout == "rows"):
+        raise _misfit(name, shape, layout)
+    if not bias:
+        _check_hidden(name, shape, stacked, layout, config)
+    count = outputs // len(parts)
+    columns = [Columns(i, 2, count) if alternate else Columns(i * count, 1, count) for i in range(len(parts))]
+    return [
+        _piece(f"{prefix}.{expert}.{part}", expert, shape, chosen, layout)
+        for expert in range(shape[0])
+        for part, chosen in zip(parts, columns, strict=True)
+    ]
+
+
+def _piece(module: str, expert: int, shape: Sequence[int], chosen: Columns, layout: Layout) -> Piece:
+    """The piece of ``expert`` that makes the ``chosen`` output features."""
+    size = prod(shape[1:])
+    first = expert * size
+    whole, count = (first, first + size), chosen.count
+    if len(shape) == 3 and layout == "columns":
+        return Piece(module, "weight", expert, whole, tuple(shape[1:]), (count, shape[1]), chosen)
+    if chosen.step > 1:
+        return Piece(module, "bias", expert, whole, tuple(shape[1:]), (count,), chosen)
+    row = prod(shape[2:])
+    span = (first + chosen.start * row, first + (chosen.start + count) * row)
+    part = (count, *shape[2:])
+    return Piece(module, "weight" if len(shape) == 3 else "bias", expert, span, part, part)
+
+
+def _check_hidden(name: str, shape: Sequence[int], stacked: str, layout: Layout, config: Config | None) -> None:
+    hidden = config_value(config, "hidden_size")
+    axis = 1 if (layout == "columns") != (stacked == "down_proj") else 2
+    if shape[axis] != hidden and shape[3 - axis] == hidden:
+        raise _misfit(name, shape, layout)
+
+
+def _misfit(name: str, shape: Sequence[int], layout: Layout) -> UserError:
+    other = "rows" if layout == "columns" else "columns"
+    message = f"{name} {list(shape)} does not lie as 'experts: {layout}' says"
+    return fail("plan.experts-3d", message, tensor=name, hint=f"set 'experts: {other}' in the group that reaches it")

@@ -1,0 +1,71 @@
+"""How every command is declared: :func:`command` gives it the console and the global options.
+
+A global option is accepted before the command and after it; given twice, the later one counts. Only the ones before
+the command are also read from the environment (``CKPTKIT_JSON``, …), so that an option always wins over a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from . import __version__
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _set(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value and param.name:
+        setattr(ctx.obj.settings, param.name, value)
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.obj.result({"version": __version__}, [f"ckptkit {__version__}"], quiet=[__version__])
+        ctx.exit()
+
+
+def global_options(*, environment: bool) -> list[click.Option]:
+    """The options that every command has; ``environment`` says if variables set them too."""
+
+    def option(*declarations: str, help: str, **attributes: Any) -> click.Option:
+        attributes = {"callback": _set, "is_flag": True} | attributes
+        return click.Option(declarations, help=help, expose_value=False, allow_from_autoenv=environment, **attributes)
+
+    colors = click.Choice(["auto", "always", "never"])
+    return [
+        option("--json", help="Print one JSON document on stdout, also on failure."),
+        option("-q", "--quiet", help="Print bare values, one a line; on stderr only errors."),
+        option("-v", "--verbose", help="List everything that is shortened otherwise."),
+        option("--color", type=colors, is_flag=False, help="Colour the output (default: on a terminal)."),
+        option("--no-progress", help="Show no progress."),
+        option("--debug", help="Show the traceback of an error."),
+        option("--version", help="Print the version.", callback=_show_version),
+    ]
+
+
+class Command(click.Command):
+    """A command with the global options, listed apart from its own in the help page."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._globals = global_options(environment=False)
+        self.params += self._globals
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shared = {id(option) for option in self._globals}
+        records = [(id(param) in shared, param.get_help_record(ctx)) for param in self.get_params(ctx)]
+        for title, is_shared in (("Options", False), ("Global options", True)):
+            rows = [record for flag, record in records if record and flag is is_shared]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """Make ``function(console, …)`` a command of its own name, with its docstring as the help page."""
+    name = function.__name__.replace("_", "-")
+    made: click.Command = click.command(name, cls=Command, context_settings=CONTEXT)(click.pass_obj(function))
+    return made

@@ -1,0 +1,120 @@
+"""A ``quantization_config`` that is already there: refused, merged onto, or replaced, as the recipe says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..checkpoint import Checkpoint
+from ..consumers import by_compressed_tensors, declared
+from ..errors import Finding
+from ..header import FLOATS
+from ..recipe import Recipe
+from .selection import Choice
+
+# Suffixes of the tensors that only a quantized module has.
+QUANTIZED_SUFFIXES = frozenset(
+    {
+        "weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx",
+        "weight_scale_inv", "weight_scale_2", "input_scale", "qweight", "qzeros", "scales", "g_idx", "scale",
+    }
+)  # fmt: skip
+EXPERT_SUFFIXES = ("_blocks", "_scales", "_scale_inv", "_packed", "_scale")
+# Files that declare quantization beside config.json.
+DECLARATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
+COMPRESSED_TENSORS = "compressed-tensors"
+
+
+class Existing(NamedTuple):
+    """What the config declares: where the table stands in it, and the table."""
+
+    path: tuple[str, ...]
+    table: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        return str(self.table.get("quant_method") or self.table.get("quant_algo") or "unknown")
+
+
+def existing_config(checkpoint: Checkpoint) -> Existing | None:
+    """The ``quantization_config`` of config.json, at the top or in its text_config, if there is one."""
+    config = checkpoint.config or {}
+    for path in (("quantization_config",), ("compression_config",), ("text_config", "quantization_config")):
+        table: Any = config
+        for key in path:
+            table = table.get(key) if isinstance(table, Mapping) else None
+        if isinstance(table, Mapping) and table:
+            return Existing(path, table)
+    return None
+
+
+def quantized_modules(checkpoint: Checkpoint) -> dict[str, str]:
+    """Module -> a tensor that shows it is quantized on disk (a scale, packed codes, a weight that is no float)."""
+    found: dict[str, str] = {}
+    for name, ref in checkpoint.tensors.items():
+        module, _, last = name.rpartition(".")
+        if last in QUANTIZED_SUFFIXES or (last == "weight" and ref.dtype not in FLOATS):
+            found.setdefault(module, name)
+        elif "experts" in name and last.endswith(EXPERT_SUFFIXES):
+            found.setdefault(name, name)
+    return found
+
+
+def refusals(
+    recipe: Recipe, checkpoint: Checkpoint, choices: Iterable[Choice], quantized: Mapping[str, str]
+) -> Iterator[Finding]:
+    """``plan.existing`` findings for this recipe's policy."""
+    present = existing_config(checkpoint)
+    declarations = [name for name in DECLARATIONS if name in checkpoint.source.files]
+    if present is None and not declarations:
+        if quantized:
+            yield _undeclared(quantized)
+        return
+    method = present.method if present else "unknown"
+    file = "config.json" if present else declarations[0]
+    if recipe.existing == "merge" and present is not None and method == COMPRESSED_TENSORS:
+        yield from _merge_conflicts(present, choices)
+    elif recipe.existing == "replace":
+        yield from _still_old(method, quantized)
+    else:
+        yield _refuse(recipe, method, file)
+
+
+def _refuse(recipe: Recipe, method: str, file: str) -> Finding:
+    message = f"the checkpoint is quantized already ({file}: {method})"
+    if method == COMPRESSED_TENSORS:
+        hint = "--set existing=merge adds to it; --set existing=replace if nothing on disk is quantized any more"
+    else:
+        message += "; only a compressed-tensors config can be merged onto" if recipe.existing == "merge" else ""
+        hint = "ckptkit dequantize SRC OUT makes it dense first"
+    return Finding("plan.existing", message, file=file, hint=hint, data={"quant_method": method})
+
+
+def _undeclared(quantized: Mapping[str, str]) -> Finding:
+    name = next(iter(quantized.values()))
+    message = f"{len(quantized):,} modules are quantized on disk ({name}) and no config says how"
+    hint = "ckptkit dequantize SRC OUT makes them dense first"
+    return Finding("plan.existing", message, tensor=name, hint=hint, data={"modules": len(quantized)})
+
+
+def _still_old(method: str, quantized: Mapping[str, str]) -> Iterator[Finding]:
+    if quantized:
+        name = next(iter(quantized.values()))
+        message = f"existing: replace, but {len(quantized):,} modules are still in the old format ({method}: {name})"
+        yield Finding("plan.existing", message, tensor=name, hint="ckptkit dequantize SRC OUT makes them dense first")
+
+
+def _merge_conflicts(present: Existing, choices: Iterable[Choice]) -> Iterator[Finding]:
+    """Modules to be quantized that the existing config says are quantized already, though they lie there dense."""
+    config = declared(present.table)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for choice in choices:
+        if choice.group is not None:
+            group = by_compressed_tensors(config, choice.module)
+            if group is not None:
+                groups[group].append(choice.module)
+    for group, modules in groups.items():
+        message = f"config.json already puts {len(modules):,} of these modules into {group}, yet they lie there dense"
+        hint = "its ignore list does not cover them: correct the config, or leave these modules out of the recipe"
+        yield Finding("plan.existing", message, file="config.json", tensor=f"{modules[0]}.weight", hint=hint)

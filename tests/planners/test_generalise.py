@@ -1,0 +1,57 @@
+"""Names as regexes: exact on what they were made from, by brute force over random subsets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptkit.planners.generalise import PREFIX, patterns, template_of, templates
+
+LAYERS = [f"model.layers.{i}.{rest}" for i in range(12) for rest in ("self_attn.q_proj", "mlp.up_proj")]
+EXPERTS = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(4) for e in range(5)]
+OTHERS = ["lm_head", "model.embed_tokens", "mtp.layers.0.self_attn.q_proj"]
+ALL = LAYERS + EXPERTS + OTHERS
+
+
+def matched(found: list[str], names: list[str]) -> set[str]:
+    return {name for name in names if any(re.match(text.removeprefix("re:"), name) for text in found)}
+
+
+def exactly(text: str, name: str) -> bool:
+    return re.match(text.removeprefix(PREFIX).join(("^", "")), name) is not None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.sampled_from(ALL), min_size=1))
+def test_patterns_match_exactly_what_was_chosen(chosen: set[str]) -> None:
+    among = templates(ALL)
+    found = patterns(chosen, among)
+    assert found == sorted(found)
+    assert {name for name in ALL if any(exactly(text, name) for text in found)} == chosen
+    behind = [f"language_model.{name}" for name in chosen]
+    assert matched(found, behind) == set(behind)
+    for text in found:
+        assert template_of(text) in among
+
+
+@pytest.mark.parametrize(
+    ("chosen", "written"),
+    [
+        (LAYERS[::2], [r"model\.layers\.\d+\.self_attn\.q_proj$"]),
+        (["lm_head"], ["lm_head$"]),
+        (LAYERS[0:6:2], [r"model\.layers\.(?:0|1|2)\.self_attn\.q_proj$"]),
+        (EXPERTS, [r"model\.layers\.\d+\.mlp\.experts\.\d+\.up_proj$"]),
+        (EXPERTS[:5], [r"model\.layers\.0\.mlp\.experts\.\d+\.up_proj$"]),
+        (EXPERTS[:7], [r"model\.layers\.0\.mlp\.experts\.\d+\.up_proj$", r"model\.layers\.1\.mlp\.experts\.(?:0|1)\.up_proj$"]),
+    ],
+)  # fmt: skip
+def test_indices_are_free_when_all_are_meant(chosen: list[str], written: list[str]) -> None:
+    assert patterns(chosen, templates(ALL)) == [PREFIX + text for text in written]
+
+
+def test_a_longer_index_is_not_taken_for_a_shorter() -> None:
+    found = patterns(["layers.1.x"], templates(["layers.1.x", "layers.11.x", "layers.2.x"]))
+    assert matched(found, ["layers.1.x", "layers.11.x", "layers.2.x"]) == {"layers.1.x"}
