@@ -1,28 +1,23 @@
-"""What a checkpoint holds, from its headers, index and config: totals, formats by module, heads, drafts, warnings.
-
-A checkpoint of 230,000 tensors has a few dozen name templates. Tensors are counted in *cells* (template, layer, dtype,
-shape) in one pass; everything else looks at one tensor of each cell. Differences between experts of one layer that
-show in neither dtype nor shape nor count are therefore not seen here.
-"""
+"""What a checkpoint holds, from its headers, index and config: totals, formats by module, heads, drafts, warnings."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .checkpoint import Checkpoint
-from .consumers import LINEAR_CLASS, Declared, by_compressed_tensors, declared
 from .errors import Finding
-from .families import Kind, classifier, config_value, declared_drafts, draft_part, embedding_of, head_of, is_tied
+from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, head_of, is_tied
 from .names import split
 from .plan import Ref
-from .stored import COMPANIONS, WEIGHTS, Stored, declared_label, split_name, stored_format
+from .stored import SCALES, WEIGHTS, Quantization, declared_quantization, split_name
+from .survey import Module, Survey, key_of, survey
 
 _UP_TO_INDEX = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")
+_FIRST_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Total(NamedTuple):
@@ -42,22 +37,10 @@ class ModuleRow(NamedTuple):
     modules: int
     stored: str
     declared: str | None
-    quantized: bool
-    parameters: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """What the config declares: the method, its format, and for compressed-tensors the scheme of each group."""
-
-    method: str
-    format: str | None
-    groups: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """An output head that is stored."""
 
     module: str
@@ -67,7 +50,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that ``ckptkit inspect`` tells of a checkpoint."""
+    """All that ``ckptkit inspect`` tells of a checkpoint as a whole."""
 
     architectures: tuple[str, ...]
     model_type: str | None
@@ -84,61 +67,166 @@ class Summary:
     warnings: tuple[Finding, ...]
 
 
-class Cell(NamedTuple):
-    """Tensors of one template, layer, dtype and shape: the first of them, and how many there are."""
-
-    first: Ref
-    count: int
-
-    @property
-    def bytes(self) -> int:
-        return self.first.nbytes * self.count
-
-
-class Module(NamedTuple):
-    """A weight's cell with what is known of it, and its companions' cells by the last part of their names."""
-
-    name: str
-    template: str
-    kind: Kind
-    weight: Cell
-    companions: Mapping[str, Cell]
-    stored: Stored
-    group: str | None
-
-    @property
-    def parameters(self) -> int:
-        return math.prod(self.weight.first.shape) * self.stored.per_element * self.weight.count
-
-
-def summarize(checkpoint: Checkpoint, tensors: Iterable[Ref]) -> Summary:
-    """The summary of ``tensors``, all or some of the checkpoint's."""
-    tensors = list(tensors)
+def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
+    """The summary of ``tensors``: all of the checkpoint's, or some, about which no warning is given."""
     config = checkpoint.config or {}
-    cells = count_cells(tensors)
-    quantization, targets, findings = declared_quantization(config)
-    modules = list(_modules(cells, config, quantization, targets))
-    plain = [cell for cell in cells if split_name(cell.first.name)[1] not in WEIGHTS | COMPANIONS]
-    names = [cell.first.name for cell in cells]
-    whole = len(tensors) == len(checkpoint.tensors)
+    quantization, findings = declared_quantization(config)
+    found = survey(tensors, config, quantization)
+    names = [cell.first.name for cell in found.cells.values()]
+    drafts = tuple(_drafts(found, config))
     embedding = embedding_of(names, config)
-    drafts = tuple(_drafts(cells, modules, config))
-    warnings = [*checkpoint.warnings, *findings, *_scale_warnings(modules, tensors)]
-    if whole:
-        warnings += [*_declaration_warnings(modules, quantization), *_head_warnings(config, embedding, names)]
-        warnings += _draft_warnings(config, drafts)
+    if len(tensors) == len(checkpoint.tensors):
+        findings += [*checkpoint.warnings, *_format_warnings(found, quantization), *_scale_warnings(found)]
+        findings += [*_tie_warnings(config, embedding, names), *_draft_warnings(config, drafts)]
+    architectures = config.get("architectures")
+    model_type = config_value(config, "model_type")
+    heads = [module for module in found.modules if module.kind is Kind.HEAD]
     return Summary(
-        architectures=_strings(config.get("architectures")),
-        model_type=config_value(config, "model_type"),
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        model_type=None if model_type is None else str(model_type),
         quantization=quantization,
-        total=_sum("total", cells, modules, plain),
+        total=next(iter(_totals(found, lambda ref: "total")), Total("total", 0, 0, 0)),
         shards=len({ref.file for ref in tensors}),
-        dtypes=tuple(_by_dtype(cells, modules, plain)),
-        modules=tuple(_rows(modules, quantization)),
+        dtypes=tuple(sorted(_totals(found, lambda ref: ref.dtype), key=lambda row: -row.bytes)),
+        modules=tuple(_module_rows(found.modules, quantization)),
         embedding=embedding,
-        heads=tuple(Head(m.name, m.stored.label, m.weight.first.shape) for m in modules if m.kind is Kind.HEAD),
+        heads=tuple(Head(head.name, head.stored.label, head.weight.first.shape) for head in heads),
         tied=is_tied(config),
         drafts=drafts,
         declared_drafts=declared_drafts(config),
-        warnings=tuple(warnings),
+        warnings=tuple(findings),
     )
+
+
+# --- totals ------------------------------------------------------------------------------------------------
+
+
+def _totals(found: Survey, key: Callable[[Ref], str | None]) -> list[Total]:
+    """Totals by what ``key`` says of the first tensor of a cell, in the order of first appearance; None is left out."""
+    rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for cell_key, cell in found.cells.items():
+        name = key(cell.first)
+        if name is not None:
+            row = rows[name]
+            row[0] += cell.count
+            row[1] += cell.count * found.parameters[cell_key]
+            row[2] += cell.bytes
+    return [Total(name, *row) for name, row in rows.items()]
+
+
+def _by_layer(ref: Ref) -> str:
+    return _FIRST_INDEX.sub("#", split_name(ref.name)[0] or ref.name, count=1)
+
+
+def _by_module(ref: Ref) -> str:
+    return split(split_name(ref.name)[0] or ref.name)[0]
+
+
+GROUPS: Mapping[str, Callable[[Ref], str]] = {
+    "layer": _by_layer,
+    "module": _by_module,
+    "dtype": lambda ref: ref.dtype,
+    "shard": lambda ref: ref.file,
+}
+
+
+def grouped(checkpoint: Checkpoint, tensors: Sequence[Ref], by: str) -> list[Total]:
+    """Totals of ``tensors`` by one of :data:`GROUPS`: ``layer`` takes the layers' tensors together, ``module`` those
+    of experts and other numbered modules too."""
+    config = checkpoint.config or {}
+    quantization, _ = declared_quantization(config)
+    parameters = survey(tensors, config, quantization).parameters
+    rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for ref in tensors:
+        row = rows[GROUPS[by](ref)]
+        row[0] += 1
+        row[1] += parameters[key_of(ref)]
+        row[2] += ref.nbytes
+    return [Total(name, *row) for name, row in rows.items()]
+
+
+def _module_rows(modules: Iterable[Module], quantization: Quantization | None) -> Iterator[ModuleRow]:
+    rows: dict[tuple[str, str, str, str | None], list[int]] = defaultdict(lambda: [0, 0])
+    for module in modules:
+        if module.kind in LINEAR_LIKE | {Kind.EXPERTS, Kind.EMBEDDING} or module.stored.quantized:
+            declared = quantization.label(module.group) if quantization else None
+            row = rows[split(module.name)[0], module.kind.value, module.stored.label, declared]
+            row[0] += module.weight.count
+            row[1] += module.bytes
+    for (name, kind, stored, declared), (count, nbytes) in rows.items():
+        yield ModuleRow(name, kind, count, stored, declared, nbytes)
+
+
+def _drafts(found: Survey, config: Mapping[str, Any]) -> list[Total]:
+    """Tensors of parts that draft tokens, by the part: ``mtp.0``, ``model.layers.61``, ``eagle3``."""
+    part_of = draft_part(config)
+
+    def part(ref: Ref) -> str | None:
+        if part_of(ref.name) is None:
+            return None
+        index = _UP_TO_INDEX.match(ref.name)
+        return index[0] if index else ref.name.partition(".")[0]
+
+    return _totals(found, part)
+
+
+# --- warnings ----------------------------------------------------------------------------------------------
+
+
+def _warning(id: str, message: str, **details: Any) -> Finding:
+    return Finding(id, message, severity="warning", **details)
+
+
+def _format_warnings(found: Survey, quantization: Quantization | None) -> Iterator[Finding]:
+    """Where disk and config disagree on which modules are quantized; only compressed-tensors says it by module."""
+    declares = quantization is not None and quantization.declared is not None
+    for module in found.modules:
+        ref = module.weight.first
+        if module.stored.quantized and (quantization is None or (declares and module.group is None)):
+            message = f"{module.name} is stored as {module.stored.label}, which config.json does not declare"
+            yield _warning("config.quant-undeclared", message, file=ref.file, tensor=ref.name)
+        elif not module.stored.quantized and module.group is not None:
+            message = f"{module.name} is {module.stored.label}, but config.json puts it into {module.group}"
+            hint = f"add {module.name!r} to quantization_config.ignore in config.json"
+            yield _warning("config.quant-dense", message, file=ref.file, tensor=ref.name, hint=hint)
+
+
+def _scale_warnings(found: Survey) -> Iterator[Finding]:
+    """Quantized weights without a scale, and scales without a weight; names are looked at only where counts differ."""
+    short = any(
+        module.stored.lacks_scale
+        or any(module.weight.count != module.companions[part].count for part in SCALES if part in module.companions)
+        for module in found.modules
+        if module.stored.quantized
+    )
+    if not short:
+        return
+    quantized = {key_of(module.weight.first) for module in found.modules if module.stored.quantized}
+    weights = {split_name(ref.name)[0]: ref for ref in found.tensors if key_of(ref) in quantized}
+    scales = {split_name(ref.name)[0]: ref for ref in found.tensors if split_name(ref.name)[1] in SCALES}
+    for name in sorted(weights.keys() - scales.keys()):
+        ref = weights[name]
+        yield _warning("names.weight-without-scale", f"{ref.name} has no scale", file=ref.file, tensor=ref.name)
+    for name in sorted(scales.keys() - weights.keys()):
+        ref = scales[name]
+        yield _warning("names.scale-without-weight", f"{ref.name} has no weight", file=ref.file, tensor=ref.name)
+
+
+def _tie_warnings(config: Mapping[str, Any], embedding: str | None, names: Iterable[str]) -> Iterator[Finding]:
+    head = head_of(embedding) if embedding else None
+    if head is None:
+        return
+    stored = any(split_name(name)[0] == head and split_name(name)[1] in WEIGHTS for name in names)
+    if stored and is_tied(config):
+        message = f"config.json ties {head} to {embedding}, yet {head} is stored too: engines ignore the stored one"
+        yield _warning("config.tie", message, file="config.json", tensor=head)
+    elif not stored and not is_tied(config):
+        message = f"config.json does not tie {head} to {embedding}, yet there is no {head}"
+        yield _warning("config.tie", message, file="config.json", tensor=head)
+
+
+def _draft_warnings(config: Mapping[str, Any], drafts: Sequence[Total]) -> Iterator[Finding]:
+    keys = declared_drafts(config)
+    if keys and not drafts:
+        message = f"config.json declares draft layers ({', '.join(keys)}), and the checkpoint has no tensors of them"
+        yield _warning("names.draft-missing", message, file="config.json")

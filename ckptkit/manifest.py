@@ -102,10 +102,10 @@ def read_manifest(source: Source) -> dict[str, Any] | None:
 
 def known_digests(content: Mapping[str, Any], files: Mapping[str, FileInfo]) -> dict[str, dict[str, str]]:
     """By file, the tensor digests that a source's manifest holds; only of files that it still describes."""
-    known = {}
+    known: dict[str, dict[str, str]] = {}
     for record in content.get("shards", ()):
         match record:
-            case {"name": str(name), "size": size, "mtime_ns": mtime, "tensors": {**tensors}}:
+            case {"name": str(name), "size": size, "mtime_ns": mtime, "tensors": dict() as tensors}:
                 if name in files and [files[name].size, files[name].mtime_ns] == [size, mtime]:
                     known[name] = tensors
     return known

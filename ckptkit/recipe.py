@@ -8,7 +8,7 @@ Ids of what is wrong with one, all of them exit 2: ``recipe.not-found``, ``recip
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -128,7 +128,8 @@ def _read(path: Path, origin: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _malformed(origin, line, f"byte 0x{content[error.start]:02x} is not UTF-8") from None
+        what = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        raise _malformed(origin, MalformedYaml(what, line)) from None
 
 
 # --- from text to a recipe ---------------------------------------------------------------------------------
@@ -142,39 +143,39 @@ def load_text(text: str, origin: str, sets: Sequence[str] = ()) -> Recipe:
     try:
         data, lines = parse(text)
     except MalformedYaml as error:
-        raise _malformed(origin, error.line, str(error)) from None
+        raise _malformed(origin, error) from None
     places: _Places = {**lines}
     if isinstance(data, dict):
-        found = [problem for setting in sets for problem in _override(data, places, setting)]
-        found += problems(data)
+        found = [finding for setting in sets if (finding := _override(data, places, setting)) is not None]
+        found += [_finding(problem, origin, places) for problem in problems(data)]
     else:
-        found = [Problem((), "is empty" if data is None else "must be a mapping of keys to values")]
+        what = "is empty" if data is None else "must be a mapping of keys to values"
+        found = [_finding(Problem((), what), origin, places)]
     if found:
-        raise UserError(_finding(problem, origin, places) for problem in found)
+        raise UserError(found)
     return _build(data, origin, tuple(sets), hashlib.sha256(text.encode()).hexdigest())
 
 
-def _malformed(origin: str, line: int, what: str) -> UserError:
-    hint = "in single quotes a backslash stands for itself: 're:.*\\.gate$'" if "escape" in what else None
-    return fail("recipe.invalid", f"{origin}, line {line}: {what}", file=origin, hint=hint, data={"line": line})
+def _malformed(origin: str, error: MalformedYaml) -> UserError:
+    message = f"{origin}, line {error.line}: {error}"
+    return fail("recipe.invalid", message, file=origin, data={"line": error.line})
 
 
-def _override(data: dict[str, Any], places: _Places, setting: str) -> Iterator[Problem]:
-    """Apply one ``KEY=VALUE`` in place and note where the value came from; yield why it cannot be applied."""
+def _override(data: dict[str, Any], places: _Places, setting: str) -> Finding | None:
+    """Apply one ``KEY=VALUE`` in place and note where the value came from; or say (``recipe.set``) why it cannot be."""
     dotted, equals, text = setting.partition("=")
     key = tuple(dotted.split("."))
-    problem: Problem | None = Problem(key, "must be KEY=VALUE", id="recipe.set")
-    if equals:
-        try:
-            problem = put(data, key, parse(text).data)
-        except MalformedYaml as error:
-            problem = Problem(key, f"the value is not YAML: {error}", id="recipe.set")
-    if problem is None:
-        for stale in [other for other in places if other[: len(key)] == key]:
-            del places[stale]
-    else:
-        yield problem
+    try:
+        problem = put(data, key, parse(text).data) if equals else Problem(key, "must be KEY=VALUE")
+    except MalformedYaml as error:
+        problem = Problem(key, f"the value is not YAML: {error}")
+    if problem is not None:
+        message = f"--set {setting}: {problem.message}"
+        return Finding("recipe.set", message, hint=problem.hint, data={"key": dotted, "set": setting})
+    for stale in [other for other in places if other[: len(key)] == key]:
+        del places[stale]
     places[key] = setting
+    return None
 
 
 def _finding(problem: Problem, origin: str, places: _Places) -> Finding:

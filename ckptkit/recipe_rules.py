@@ -169,7 +169,7 @@ def _pattern_problems(key: Key, text: Any) -> Iterator[Problem]:
 
 
 def put(recipe: dict[str, Any], key: tuple[str, ...], value: Any) -> Problem | None:
-    """Set the value at ``key``, in place; or say (``recipe.set``) why that key cannot be set.
+    """Set the value at ``key``, in place; or say why that key cannot be set.
 
     Keys must be known; a group may be new if ``value`` is a mapping; nothing is set inside a list.
     """
@@ -178,11 +178,11 @@ def put(recipe: dict[str, Any], key: tuple[str, ...], value: Any) -> Problem | N
         above = ".".join(key[:depth])
         if not isinstance(table, dict):
             what = "a list, which is replaced whole" if isinstance(table, list) else "not a mapping"
-            return Problem(key, f"{above} is {what}", f"--set {above}=VALUE", "recipe.set")
+            return Problem(key, f"{above} is {what}", f"--set {above}=VALUE")
         known = _known(key[:depth], table)
         new_group = key[:-1] == ("groups",) and isinstance(value, dict)
         if part not in known and not (new_group and depth == 1):
-            return Problem(key, f"{above or 'a recipe'} has no key {part!r}", _meant(part, known), "recipe.set")
+            return Problem(key, f"{above or 'a recipe'} has no key {part!r}", _meant(part, known))
         if depth < len(key) - 1:
             table = table.get(part)
     table[key[-1]] = value

@@ -314,7 +314,7 @@ def _explain(problem: ErrorDetails, overrides: Mapping[str, Any]) -> Finding:
             return _finding(key, "quantizing the KV cache needs calibration data", "leave it out")
         close = nearest(last, PARTS if len(path) == 1 else FIELDS)
         hint = f"did you mean {close}?" if close else None
-        return Finding("recipe.invalid", f"unknown key {last!r}", hint=hint, data={"key": key})
+        return Finding("recipe.invalid", "unknown key", hint=hint, data={"key": key})
     if problem["type"] == "missing":
         return _finding(key, "is missing")
     if problem["type"] == "value_error":

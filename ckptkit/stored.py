@@ -1,17 +1,20 @@
-"""How a module is quantized: what the tensors on disk show, and what a compressed-tensors config declares.
+"""How modules are quantized: what the tensors on disk show, and what a config declares.
 
 Both are said in the same words (``int4 group 128``, ``fp8 block 128x128``, ``nvfp4``), so that they can be compared by
-eye. Tensor names by format: compressed-tensors (``weight_packed``, ``weight_scale``, …), DeepSeek (``weight_scale_inv``,
-``scale``), ModelOpt (``weight_scale_2``), GPTQ and AWQ (``qweight``, ``qzeros``, ``scales``), gpt-oss (``*_blocks``,
-``*_scales``).
+eye. Names of tensors by format: compressed-tensors (``weight_packed``, ``weight_scale``, …), DeepSeek
+(``weight_scale_inv``, ``scale``), ModelOpt (``weight_scale_2``), GPTQ and AWQ (``qweight``, ``qzeros``, ``scales``),
+gpt-oss (``*_blocks``, ``*_scales``).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from .consumers import Declared, declared
+from .errors import Finding
 from .header import FLOATS
 
 # The last part of a name: of the tensor that holds a module's weights, and of those that only say how to read it.
@@ -21,7 +24,28 @@ COMPANIONS = frozenset(
     {*SCALES, "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx", "weight_scale_2"}
     | {"input_scale", "input_global_scale", "qzeros", "g_idx"}
 )
+# How the names of stacked experts' tensors end, and which part each of them is.
+_STACKED = {
+    "_blocks": "blocks",
+    "_scales": "scales",
+    "_scale_inv": "weight_scale_inv",
+    "_packed": "weight_packed",
+    "_scale": "weight_scale",
+}
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A tensor's name as (module, last part): ``("lm_head", "weight_packed")``, ``("…experts.up_proj", "blocks")``."""
+    module, _, last = name.rpartition(".")
+    if module.endswith("experts"):
+        for ending, part in _STACKED.items():
+            if last.endswith(ending):
+                return f"{module}.{last.removesuffix(ending)}", part
+    return module, last
+
+
+# --- on disk -----------------------------------------------------------------------------------------------
 
 
 class Tensor(Protocol):
@@ -39,56 +63,50 @@ class Stored(NamedTuple):
     label: str
     per_element: int
     quantized: bool
-    lacks_scale: bool = False
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """A tensor's name as (module, last part): ``("lm_head", "weight_packed")``, ``("…experts.up_proj", "blocks")``."""
-    module, _, last = name.rpartition(".")
-    for ending in ("blocks", "scales"):
-        if last.endswith(f"_{ending}"):
-            return f"{module}.{last.removesuffix(f'_{ending}')}", ending
-    return module, last
+    lacks_scale: bool
 
 
 def stored_format(last: str, weight: Tensor, companions: Mapping[str, Tensor], bits: int | None) -> Stored:
-    """The format of a weight, named ``last``, with the companions beside it; ``bits`` is what the config declares."""
-    scale = next((companions[name] for name in SCALES if name in companions), None)
+    """The format of a weight, named ``last``, with the companions beside it.
+
+    ``bits`` is what the config declares: codes packed into I32 do not show it. Without it they count as one each.
+    """
     if last == "weight" and weight.dtype in FLOATS:
-        return Stored(weight.dtype, 1, False)
+        return Stored(weight.dtype, 1, False, False)
+    scale = next((companions[name] for name in SCALES if name in companions), None)
     kind, per_element = _kind(last, weight, scale, companions, bits)
-    if kind in {"nvfp4", "mxfp4"}:
-        return Stored(kind, per_element, True, scale is None)
-    unpack_rows = last == "qweight"  # GPTQ packs along the input dimension, which comes first there
-    cells = "" if per_element == 0 or unpack_rows or scale is None else f" {_cells(weight.shape, per_element, scale.shape)}"
-    return Stored(f"{kind}{cells}", max(per_element, 1), True, scale is None)
+    label = kind
+    if scale is not None and per_element and last not in {"qweight", "blocks"} and kind not in {"nvfp4", "mxfp4"}:
+        label += f" {_sharing(weight.shape, per_element, scale.shape)}"
+    return Stored(label, per_element or 1, True, scale is None)
 
 
 def _kind(
     last: str, weight: Tensor, scale: Tensor | None, companions: Mapping[str, Tensor], bits: int | None
 ) -> tuple[str, int]:
-    """The numbers' kind, and how many are in one element (0: cannot be told)."""
-    if last == "blocks" or (weight.dtype in {"U8", "I8"} and scale is not None and scale.dtype in {"F8_E8M0", "U8"}):
+    """What the numbers are, and how many are in one element (0: cannot be told)."""
+    bytes_of_two = weight.dtype in {"U8", "I8"} and scale is not None
+    if last == "blocks" or (bytes_of_two and scale is not None and scale.dtype in {"F8_E8M0", "U8"}):
         return "mxfp4", 2
-    if weight.dtype == "U8" and scale is not None and scale.dtype in _FP8:
+    if bytes_of_two and scale is not None and scale.dtype in _FP8:
         return "nvfp4", 2
     if weight.dtype in _FP8:
         return "fp8", 1
     if last == "qweight":
-        return f"{'gptq' if 'g_idx' in companions else 'awq or gptq'} {bits or '?'}-bit", 32 // bits if bits else 0
+        return f"{'gptq' if 'g_idx' in companions else 'gptq or awq'} {bits or '?'} bits", 32 // bits if bits else 0
     if last == "weight_packed":
-        return (f"int{bits}", 32 // bits) if bits else ("packed int", 0)
-    return weight.dtype, 1
+        return (f"int{bits}", 32 // bits) if bits else ("packed integers", 0)
+    return {"I8": "int8"}.get(weight.dtype, weight.dtype), 1
 
 
-def _cells(weight: Sequence[int], per_element: int, scale: Sequence[int]) -> str:
+def _sharing(weight: Sequence[int], per_element: int, scale: Sequence[int]) -> str:
     """Which part of a weight shares one scale, told by the two shapes."""
     if math.prod(scale) == 1:
         return "tensor"
-    rows, columns = (weight[-2], weight[-1] * per_element) if len(weight) > 1 else (1, weight[-1] * per_element)
+    rows, columns = (*weight[-2:-1], 1)[0], weight[-1] * per_element
     scale_rows, scale_columns = (scale[-2], scale[-1]) if len(scale) > 1 else (scale[-1], 1)
     if scale_rows == rows:
-        return "channel" if scale_columns == 1 else f"group {columns // scale_columns}"
+        return "channel" if scale_columns == 1 else f"group {columns // max(scale_columns, 1)}"
     return f"block {_block(rows, scale_rows)}x{_block(columns, scale_columns)}"
 
 
@@ -97,16 +115,66 @@ def _block(size: int, count: int) -> int:
     return 1 << (math.ceil(size / max(count, 1)) - 1).bit_length()
 
 
-# --- what a config declares --------------------------------------------------------------------------------
+# --- declared ----------------------------------------------------------------------------------------------
 
 
-def declared_label(weights: Mapping[str, Any]) -> str:
-    """The ``weights`` of a compressed-tensors group in words."""
-    bits, strategy = weights.get("num_bits"), weights.get("strategy")
-    if weights.get("type") == "float" and bits == 4:
-        return "nvfp4" if strategy == "tensor_group" else "mxfp4"
-    kind = f"fp{bits}" if weights.get("type") == "float" else f"int{bits}"
-    block = weights.get("block_structure")
-    size = "x".join(map(str, block)) if strategy == "block" and isinstance(block, list) else weights.get("group_size")
-    cells = f"{strategy} {size}" if strategy in {"group", "block"} and size else f"{strategy}"
-    return f"{kind} {cells}" + ("" if weights.get("symmetric", True) else " asymmetric")
+class Quantization(NamedTuple):
+    """A config's quantization table: method and format, and for compressed-tensors what decides a module's group."""
+
+    method: str
+    format: str | None
+    table: Mapping[str, Any]
+    declared: Declared | None
+
+    def weights(self, group: str | None) -> Mapping[str, Any]:
+        """The weights' arguments in a compressed-tensors group."""
+        groups = self.table.get("config_groups")
+        found = groups.get(group) if isinstance(groups, Mapping) else None
+        weights = found.get("weights") if isinstance(found, Mapping) else None
+        return weights if isinstance(weights, Mapping) else {}
+
+    def bits(self, group: str | None) -> int | None:
+        """Bits of a packed weight: of its group, or of the whole checkpoint for methods that know no groups."""
+        bits = self.weights(group).get("num_bits") or self.table.get("bits") or self.table.get("w_bit")
+        return bits if type(bits) is int and 0 < bits <= 32 else None
+
+    def label(self, group: str | None) -> str | None:
+        """A group's scheme in words."""
+        weights = self.weights(group)
+        if not weights:
+            return None
+        bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
+        floating = weights.get("type") == "float"
+        if floating and bits == 4:
+            return "nvfp4" if strategy == "tensor_group" else "mxfp4"
+        if strategy == "block" and isinstance(weights.get("block_structure"), list):
+            size = "x".join(map(str, weights["block_structure"]))
+        words = [f"{'fp' if floating else 'int'}{bits}", str(strategy)]
+        words += [str(size)] if size and strategy in {"group", "block"} else []
+        return " ".join(words if weights.get("symmetric", True) else [*words, "asymmetric"])
+
+
+def declared_quantization(config: Mapping[str, Any]) -> tuple[Quantization | None, list[Finding]]:
+    """What a config declares, at its top or in its text_config, and what in it cannot be read (``config.quant``)."""
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            table = holder.get(key)
+            if isinstance(table, Mapping) and table:
+                return _quantization(table)
+    return None, []
+
+
+def _quantization(table: Mapping[str, Any]) -> tuple[Quantization, list[Finding]]:
+    method = str(table.get("quant_method") or table.get("quant_algo") or "unknown")
+    format = table.get("format") if isinstance(table.get("format"), str) else None
+    found, findings = None, []
+    if "config_groups" in table:
+        try:
+            found = declared(table)
+            for pattern in (*(target for _, target in found.targets), *found.ignore):
+                re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except (AttributeError, TypeError, re.error) as error:
+            found, message = None, f"config.json: the quantization groups cannot be read: {error}"
+            findings = [Finding("config.quant", message, file="config.json", severity="warning")]
+    return Quantization(method, format, table, found), findings

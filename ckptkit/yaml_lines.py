@@ -42,7 +42,10 @@ def parse(text: str) -> Document:
         return Document(None if node is None else _value(loader, node, (), lines), lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise MalformedYaml(error.problem or str(error), mark.line + 1 if mark else 1) from None
+        what = error.problem or str(error)
+        if "escape character" in what:
+            what += " (in single quotes a backslash stands for itself)"
+        raise MalformedYaml(what, mark.line + 1 if mark else 1) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise MalformedYaml(f"the character U+{error.character:04X} is not allowed", line) from None

@@ -60,7 +60,9 @@ def main(source_folder: str, result_folder: str) -> int:
     decoded += [decode(source, tokenizer, question, as_chat(tokenizer, question)) for question in QUESTIONS]
     print_agreement(result, decoded)
     chosen = [item for item in decoded if item.gap >= MIN_GAP]
-    print(f"\n{len(chosen)} prompts whose best token leads by {MIN_GAP} logits or more at each of {STEPS} greedy steps:")
+    print(
+        f"\n{len(chosen)} prompts whose best token leads by {MIN_GAP} logits or more at each of {STEPS} greedy steps:"
+    )
     differing = [item.prompt for item in chosen if not print_pair(result, tokenizer, item)]
     if len(chosen) < MIN_CHOSEN or differing:
         print(f"\nFAIL: {len(differing)} of {len(chosen)} prompts differ (at least {MIN_CHOSEN} must be chosen)")

@@ -15,11 +15,8 @@ from ..header import Header, compare, read_header
 from ..manifest import FileRecord, ShardRecord
 from ..plan import Plan, Shard, Sidecar
 from .files import appearing, created, write_at
-from .shards import planned_entries
+from .shards import OWN_BYTES, planned_entries
 from .work import Work
-
-# How a shard was made whose bytes are this run's own, not the source's under another name.
-OWN_BYTES = ("written", "copy")
 
 
 def write_sidecars(plan: Plan, folder: Path, work: Work) -> dict[str, FileRecord]:
@@ -83,13 +80,20 @@ def _read_elsewhere(shard: Shard, path: Path) -> list[Finding]:
         return [Finding("output.layout", f"{shard.name}: safetensors refuses it: {error}", file=shard.name)]
     differing = found ^ {spec.name for step in shard.steps for spec in step.outputs}
     message = "safetensors does not find it as planned"
-    return [Finding("output.layout", f"{shard.name}: {name}: {message}", shard.name, name) for name in sorted(differing)]
+    return [
+        Finding("output.layout", f"{shard.name}: {name}: {message}", shard.name, name) for name in sorted(differing)
+    ]
 
 
 def sha256_sums(folder: Path, names: Iterable[str], work: Work) -> dict[str, str]:
     """The sha256 (hex) of whole files, each read once more."""
     ordered = sorted(names)
     return dict(zip(ordered, work.in_order(partial(_sha256, folder / name, work) for name in ordered), strict=True))
+
+
+def sums_text(sums: Mapping[str, str]) -> str:
+    """The file that ``sha256sum --check`` reads."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
 
 
 def _sha256(path: Path, work: Work) -> str:

@@ -88,11 +88,12 @@ def _is_intact(folder: Path, record: ShardRecord) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (record["size"], record["mtime_ns"])
 
 
-def begin(folder: Path, plan: Plan, overwrite: bool, sources: Mapping[str, list[int]]) -> None:
+def begin(folder: Path, plan: Plan, overwrite: bool, sources: dict[str, list[int]]) -> Journal:
     """Start a journal, in place of one that may be there."""
     (folder / JOURNAL).unlink(missing_ok=True)
-    head = {"command": plan.command, "plan": plan.digest, "overwrite": overwrite, "sources": dict(sources)}
+    head = {"command": plan.command, "plan": plan.digest, "overwrite": overwrite, "sources": sources}
     append(folder, {"schema": SCHEMA} | head)
+    return Journal(plan.command, plan.digest, overwrite, sources, {}, None, 0)
 
 
 def append(folder: Path, line: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import Finding
@@ -15,7 +15,7 @@ from ..source import Source, is_plain
 from .files import output_faults
 from .journal import Journal, read_journal
 from .options import Options
-from .publish import is_published
+from .publish import published
 from .space import nearest, space
 from .staging import JOURNAL, LOCK, PARTIAL, SUMS, Place, entries, held, is_held, locate, writable
 
@@ -29,10 +29,12 @@ def preflight(plan: Plan, source: Source, out: Path, options: Options, *, mine: 
     with output_faults(place):
         if _overlaps(source, place):
             hint = "name an output beside the source"
-            return [Finding("output.same", f"{out} and the source {source.uri} lie in each other", file=str(out), hint=hint)]
+            return [
+                Finding("output.same", f"{out} and the source {source.uri} lie in each other", file=str(out), hint=hint)
+            ]
         if not mine and is_held(place):
             return [held(place)]
-        if options.resume and is_published(plan, source, place):
+        if options.resume and published(plan, source, place):
             return []
         journal = read_journal(place.folder)
         begun = [*_begun(plan, source, place, journal, options)]
@@ -59,9 +61,7 @@ def _names(plan: Plan) -> Iterator[Finding]:
             yield Finding("plan.name", f"{name!r} {what}", file=name)
 
 
-def _begun(
-    plan: Plan, source: Source, place: Place, journal: Journal | None, options: Options
-) -> Iterator[Finding]:
+def _begun(plan: Plan, source: Source, place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:
     """What an earlier run left, where this one may neither carry on nor begin anew."""
     folder = str(place.folder)
     if journal is None:
@@ -70,18 +70,25 @@ def _begun(
             yield Finding("output.exists", f"{folder} stands where the output is to be made", file=folder, hint=hint)
         return
     same = journal.plan == plan.digest
-    left = f"{folder} holds {journal.command} begun with plan {journal.plan[:12]}, {len(journal.shards)} shards finished"
+    left = (
+        f"{folder} holds {journal.command} begun with plan {journal.plan[:12]}, {len(journal.shards)} shards finished"
+    )
     if options.resume and not same:
         message = f"{left}; this is plan {plan.digest[:12]}"
         yield Finding("output.plan-differs", message, file=folder, hint="--overwrite instead of --resume begins anew")
     elif options.resume:
-        hint = "--overwrite instead of --resume begins anew"
-        for file in source.changed(journal.sources):
-            yield Finding("source.changed", f"{file} is not what it was when the run began", file=file, hint=hint)
+        yield from changed(source.changed(journal.sources))
     elif not options.overwrite:
         anew = "--overwrite begins anew"
         hint = f"{options.resume_command or '--resume'} carries on; {anew}" if same else anew
         yield Finding("output.exists", left, file=folder, hint=hint)
+
+
+def changed(files: Iterable[str]) -> Iterator[Finding]:
+    """Findings for files of the source that are not what they were when the run began."""
+    for file in files:
+        message = f"{file} is not what it was when the run began"
+        yield Finding("source.changed", message, file=file, hint="--overwrite instead of --resume begins anew")
 
 
 def _occupied(place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:

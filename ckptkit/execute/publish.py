@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..manifest import NAME as MANIFEST
 from ..manifest import parse, source_files
@@ -67,23 +68,24 @@ def _move_in(place: Place, begun: Publishing) -> None:
     sync_folder(place.out)
 
 
-def tidy(place: Place, begun: Publishing) -> None:
-    """Remove what a published run leaves behind: the result it replaced, its journal and its lock."""
-    shutil.rmtree(place.aside(begun.owner), ignore_errors=True)
+def tidy(place: Place, begun: Publishing | None) -> None:
+    """Remove what a published run leaves behind: the result it replaced, its lock and its journal."""
+    if begun:
+        shutil.rmtree(place.aside(begun.owner), ignore_errors=True)
     home = place.folder if place.inside else place.out
-    for name in (JOURNAL, LOCK):
+    for name in (LOCK, JOURNAL):
         (home / name).unlink(missing_ok=True)
-    if place.inside:
+    if place.inside and home.is_dir():
         home.rmdir()
 
 
-def is_published(plan: Plan, source: Source, place: Place) -> bool:
-    """If OUT is what ``plan`` makes of ``source``, whole and in place."""
+def published(plan: Plan, source: Source, place: Place) -> dict[str, Any] | None:
+    """The manifest in OUT, if OUT is what ``plan`` makes of ``source``, whole and in place."""
     try:
         content = parse((place.out / MANIFEST).read_bytes())
         if content is None or content["plan"] != plan.digest:
-            return False
+            return None
         whole = all((place.out / shard["name"]).stat().st_size == shard["size"] for shard in content["shards"])
-        return whole and content["source"]["files"] == source_files(plan, source)
+        return content if whole and content["source"]["files"] == source_files(plan, source) else None
     except (OSError, KeyError, TypeError):
-        return False
+        return None

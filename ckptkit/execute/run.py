@@ -1,4 +1,4 @@
-"""The loop: preflight, lock, shards, what follows them, publication."""
+"""The loop: refuse or lock, make the shards that are not there yet, finish, publish."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import Finding, UserError, fail
+from ..errors import Finding, UserError
 from ..manifest import NAME as MANIFEST
-from ..manifest import ShardRecord, encode, environment, files_read, known_digests, manifest, parse, read_manifest
+from ..manifest import ShardRecord, encode, environment, files_read, known_digests, manifest, read_manifest
 from ..plan import COPY, Plan, Shard
 from ..source import Source
 from .files import output_faults, write_file
-from .finish import OWN_BYTES, check_written, sha256_sums, write_sidecars
+from .finish import check_written, sha256_sums, sums_text, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal
 from .options import Options, Progress, Result
-from .preflight import preflight
-from .publish import is_published, publish, tidy
-from .shards import make_shard
+from .preflight import changed, preflight
+from .publish import publish, published, tidy
+from .shards import OWN_BYTES, make_shard
 from .space import to_write
 from .staging import JOURNAL, LOCK, SUMS, Place, entries, locate, locked
 from .work import Work, working
+
+Records = dict[str, ShardRecord]
 
 
 def execute(
@@ -34,30 +36,22 @@ def execute(
     """Make what ``plan`` says of ``source`` and publish it as ``out``: whole, or not at all.
 
     ``manifest_extra`` joins the manifest's fields. Raises UserError: what :func:`preflight` finds, ``data.*`` and
-    ``source.*`` for the source (exit 3), ``output.*`` (exit 5); and Interrupted. What was finished is kept for a
-    run with ``options.resume``.
+    ``source.*`` where the source is at fault (exit 3), ``output.*`` where the output is (exit 5); and Interrupted.
+    Finished shards are kept for a run with ``options.resume``.
     """
     began = time.monotonic()
     place = locate(out)
     _refuse(preflight(plan, source, out, options))
     with output_faults(place, options.resume_command):
-        if options.resume and is_published(plan, source, place):
-            return _already(plan, place, began)
-        with locked(place, plan.command):
-            _refuse(preflight(plan, source, out, options, mine=True))
-            journal = _begin(plan, source, place, options)
-            if journal.publishing:
-                publish(place, journal.publishing)
-                return _result(plan, place, list(journal.shards.values()), len(journal.shards), began)
-            with working(source, options, progress) as work:
-                records, resumed = _make_shards(plan, place, journal, work)
-                _finish(plan, place, records, manifest_extra, began, work)
-            old = entries(place.out) if place.out.is_dir() else []
-            begun = Publishing(os.getpid(), old)
-            append(place.folder, {"publishing": begun})
-            publish(place, begun)
+        if options.resume and (content := published(plan, source, place)):
+            records = _carried_over(place, content)
+            resumed = len(records)
+        else:
+            with locked(place, plan.command), working(source, options, progress) as work:
+                _refuse(preflight(plan, source, out, options, mine=True))
+                records, resumed = _run(plan, place, manifest_extra, work)
     progress.done()
-    return _result(plan, place, list(records.values()), resumed, began)
+    return _result(plan, place, records, resumed, time.monotonic() - began)
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
@@ -66,14 +60,107 @@ def _refuse(findings: Iterable[Finding]) -> None:
         raise UserError(found)
 
 
-def _begin(plan: Plan, source: Source, place: Place, options: Options) -> Journal:
-    """Take up the journal that is there, or clear the folder and start one."""
-    journal = read_journal(place.folder)
-    if options.resume and journal:
-        os.truncate(place.folder / JOURNAL, journal.size)
+def _run(plan: Plan, place: Place, extra: Mapping[str, Any], work: Work) -> tuple[Records, int]:
+    """The records of all shards, and how many of them were there already."""
+    began, started = time.monotonic(), datetime.now(UTC)
+    journal = _begin(plan, place, work)
+    if journal.publishing:
+        publish(place, journal.publishing)
+        return journal.shards, len(journal.shards)
+    done = finished(plan, place.folder, journal)
+    records = _make_shards(plan, place, done, work)
+    content = {**_finish(plan, place.folder, records, work), **extra}
+    _refuse(changed(work.source.changed(journal.sources)))
+    content |= {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 3)}
+    write_file(place.folder / MANIFEST, encode(content))
+    work.check()
+    begun = Publishing(os.getpid(), entries(place.out) if place.out.is_dir() else [])
+    append(place.folder, {"publishing": begun})
+    publish(place, begun)
+    return records, len(done)
+
+
+def _begin(plan: Plan, place: Place, work: Work) -> Journal:
+    """The journal to carry on with, or a new one in a folder that is cleared."""
+    folder, options = place.folder, work.options
+    journal = read_journal(folder)
+    if journal and options.resume:
+        os.truncate(folder / JOURNAL, journal.size)
         return journal
-    for path in place.folder.iterdir():
-        if path.name not in {JOURNAL, LOCK}:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    begin(place.folder, plan, options.overwrite, {name: source.files[name].identity for name in files_read(plan)})
-    ...
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in {JOURNAL, LOCK}:
+            path.unlink()
+    sources = {name: work.source.files[name].identity for name in files_read(plan)}
+    return begin(folder, plan, options.overwrite, sources)
+
+
+def _make_shards(plan: Plan, place: Place, done: Records, work: Work) -> Records:
+    """Make the shards that are not ``done``, each with its line in the journal. Gives the records of all."""
+    missing = list(to_write(plan, work.source, place, work.options, done))
+    _limit_torch(shard for shard, _ in missing)
+    known = known_digests(read_manifest(work.source) or {}, work.source.files)
+    records = dict(done)
+    work.progress.start(len(missing), sum(size for _, size in missing))
+    for shard, _ in missing:
+        work.check()
+        record = make_shard(shard, place.folder, known, work)
+        _refuse(changed(file for file in _files_of(shard) if not _is_unchanged(work.source, file)))
+        append(place.folder, {"shard": record})
+        records[shard.name] = record
+        work.progress.shard(shard.name)
+    return records
+
+
+def _limit_torch(shards: Iterable[Shard]) -> None:
+    """One thread for each of torch's own calls: the executor's threads share the processors already."""
+    if any(step.op != COPY for shard in shards for step in shard.steps):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def _files_of(shard: Shard) -> set[str]:
+    return {ref.file for step in shard.steps for ref in step.inputs} | ({shard.source} if shard.source else set())
+
+
+def _is_unchanged(source: Source, file: str) -> bool:
+    info = source.files[file]
+    try:
+        stat = info.path.stat()
+    except OSError:
+        return False
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino] == info.identity
+
+
+def _finish(plan: Plan, folder: Path, records: Records, work: Work) -> dict[str, Any]:
+    """Write and check all that follows the shards. Gives the manifest's content."""
+    sidecars = write_sidecars(plan, folder, work)
+    if work.options.verify:
+        _refuse(check_written(plan, folder, records))
+    content = manifest(plan, work.source, records.values(), sidecars)
+    content["environment"] = environment(work.options.backend, work.options.device)
+    if work.options.hash == "sha256":
+        content["sha256"] = sha256_sums(folder, [*records, *sidecars], work)
+        write_file(folder / SUMS, sums_text(content["sha256"]).encode())
+    return content
+
+
+def _carried_over(place: Place, content: Mapping[str, Any]) -> Records:
+    """The records of a published result, tidied up in case the run that made it could not."""
+    journal = read_journal(place.folder if place.inside else place.out)
+    tidy(place, journal.publishing if journal else None)
+    return {record["name"]: record for record in content["shards"]}
+
+
+def _result(plan: Plan, place: Place, records: Records, resumed: int, seconds: float) -> Result:
+    sizes: Counter[str] = Counter()
+    for record in records.values():
+        sizes[record["link"]] += record["size"]
+    written = sum(sizes[kind] for kind in OWN_BYTES)
+    return Result(
+        path=place.out, digest=plan.digest, links=Counter(record["link"] for record in records.values()),
+        resumed=resumed, bytes_written=written, bytes_copied=sizes["copy"],
+        bytes_linked=sizes.total() - written, seconds=seconds,
+    )  # fmt: skip

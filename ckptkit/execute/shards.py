@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,9 @@ from .files import appearing, created, write_at
 from .links import link
 from .tasks import Part, Run, Task, copy_tasks, step_tasks
 from .work import Work
+
+# ``link`` of a shard whose bytes this run wrote; otherwise it is the source's file under another name.
+OWN_BYTES = ("written", "copy")
 
 
 def make_shard(shard: Shard, folder: Path, known: Mapping[str, dict[str, str]], work: Work) -> ShardRecord:
@@ -59,7 +62,7 @@ def _write(shard: Shard, path: Path, work: Work) -> dict[str, str]:
     copies = [step for step in shard.steps if step.op == COPY]
     # Computed tensors come first: a weight that cannot be converted is found before bytes are copied.
     computed = (task for step in shard.steps if step.op != COPY for task in step_tasks(step, places, work))
-    first: Task = partial(list, [Part(0, header)])
+    first: Task = partial(list, [Part(0, memoryview(header))])
     tasks = chain([first], computed, copy_tasks(_runs(copies, places), work))
     mode = work.source.files[shard.source].mode if shard.source else None
     return _fill(path, layout.file_size, mode, layout.entries, tasks, work)
@@ -72,8 +75,7 @@ def _fill(
     with created(path, mode) as descriptor:
         os.ftruncate(descriptor, size)
         for parts in work.in_order(tasks):
-            for offset, data in parts:
-                view = memoryview(data)
+            for offset, view in parts:
                 write_at(descriptor, view, offset)
                 digests.add(view, offset)
                 work.progress.advance(len(view))
@@ -117,7 +119,7 @@ class _Digests:
             view, offset, index = view[len(piece) :], offset + len(piece), index + 1
 
     def _feed(self, entry: Entry, piece: memoryview, offset: int) -> None:
-        position, digest = self._open.pop(entry.name, None) or (entry.start, xxhash.xxh3_128())
+        position, digest = self._open.pop(entry.name) if entry.name in self._open else (entry.start, xxhash.xxh3_128())
         if position != offset or entry.name in self._done:
             raise RuntimeError(f"{entry.name}: bytes for {offset:,} came where those for {position:,} were due")
         digest.update(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import fail
 from ..header import DTYPE_BITS, Entry, row_view
@@ -14,15 +14,12 @@ from ..plan import Ref, Step
 from ..source import Source
 from .work import Work
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 class Part(NamedTuple):
-    """Bytes, flat, and the offset in the file where they belong."""
+    """Bytes and the offset in the file where they belong."""
 
     offset: int
-    data: bytes | bytearray | np.ndarray[Any, np.dtype[np.uint8]]
+    view: memoryview
 
 
 Task = Callable[[], list[Part]]
@@ -57,9 +54,9 @@ def copy_tasks(runs: Iterable[Run], work: Work) -> Iterator[Task]:
 def _copy(runs: Iterable[Run], source: Source) -> list[Part]:
     parts = []
     for run in runs:
-        data = bytearray(run.size)
-        source.read_into(run.file, run.start, memoryview(data))
-        parts.append(Part(run.target, data))
+        view = memoryview(bytearray(run.size))
+        source.read_into(run.file, run.start, view)
+        parts.append(Part(run.target, view))
     return parts
 
 
@@ -71,9 +68,7 @@ def step_tasks(step: Step, places: Mapping[str, Entry], work: Work) -> Iterator[
         yield partial(_make, op, step, places, chunk, state, work)
 
 
-def _make(
-    op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, state: Any, work: Work
-) -> list[Part]:
+def _make(op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, state: Any, work: Work) -> list[Part]:
     blocks = [read_block(work.source, step.inputs[read.tensor], read) for read in chunk.reads]
     with _named(step, chunk.reads):
         arrays = op.make(blocks, chunk, step.args, state, work.context)
@@ -81,7 +76,7 @@ def _make(
     for write, array in zip(chunk.writes, arrays, strict=True):
         place = places[step.outputs[write.tensor].name]
         _, width = row_view(place.dtype, place.shape)
-        parts.append(Part(place.start + write.row * width, array.reshape(-1)))
+        parts.append(Part(place.start + write.row * width, array.reshape(-1).data))
     return parts
 
 

@@ -118,6 +118,11 @@ def _zero_point(weight: Weight, packed: bool, q: Args, scale: Output) -> Output:
     return scale._replace(suffix="weight_zero_point", dtype=_ZERO_POINTS[q["zp_dtype"]])
 
 
+def granule(made: Sequence[Output]) -> int:
+    """The least number of a weight's rows that make whole rows of every output."""
+    return lcm(*(out.per for out in made))
+
+
 def specs(inputs: Sequence[Spec], args: Args) -> list[Spec]:
     """The outputs of each module in turn. The shapes are taken to fit the scheme."""
     made = zip(args["modules"], weights(inputs, args), strict=False)
@@ -129,7 +134,7 @@ def chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
     first = 0
     for weight in weights(inputs, args)[: len(args["modules"])]:
         made = outputs(weight, args)
-        for start, stop in weight.runs(budget, lcm(*(out.per for out in made))):
+        for start, stop in weight.runs(budget, granule(made)):
             ready = [out for out in made if out.rows or stop == weight.rows]
             writes = [Write(first + i, start // out.per * out.rows) for i, out in enumerate(ready)]
             yield Chunk((weight.read(start, stop),), tuple(writes))

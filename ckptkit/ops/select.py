@@ -31,6 +31,8 @@ def select(
     id = _native(q, format) or "ct_generic@1"
     if q["symmetric"]:
         q["zp_dtype"] = None
+    elif q["zp_dtype"] is None:
+        q["zp_dtype"] = "torch.int8" if q["type"] == "int" else "torch.float8_e4m3fn"
     args = {"format": format, "weights": {name: value for name, value in q.items() if value is not None}}
     if arithmetic == "float32" and q["type"] == "int":
         args["arithmetic"] = arithmetic

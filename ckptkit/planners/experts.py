@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint
@@ -64,7 +65,7 @@ def _bias_step(bias: Ref, piece: Piece, rule: str) -> Step:
     output = Spec(f"{piece.module}.bias", bias.dtype, piece.shape)
     if piece.columns is None:
         return Step(COPY, (_part(bias, piece),), (output,), rule)
-    return Step(TAKE, (_part(bias, piece),), (output,), rule, {"name": output.name, **piece.columns._asdict()})
+    return Step(TAKE, (_part(bias, piece),), (output,), rule, {"name": output.name, **asdict(piece.columns)})
 
 
 def _part(ref: Ref, piece: Piece) -> Ref:
@@ -74,4 +75,4 @@ def _part(ref: Ref, piece: Piece) -> Ref:
 
 
 def _columns(piece: Piece) -> dict[str, int] | None:
-    return None if piece.columns is None else dict(piece.columns._asdict())
+    return None if piece.columns is None else asdict(piece.columns)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..names import Indices, split
 
 ANY = r"\d+"
 PREFIX = r"re:^(?:.*\.)?"
+# Parts of a path that only wrap the text model: engines add, drop and reorder them.
+WRAPPERS = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer"})
 
 
 def templates(names: Iterable[str]) -> dict[str, set[Indices]]:
@@ -25,20 +27,33 @@ def templates(names: Iterable[str]) -> dict[str, set[Indices]]:
     return found
 
 
-def patterns(chosen: Iterable[str], among: Mapping[str, set[Indices]]) -> list[str]:
-    """Sorted ``re:`` patterns that match exactly ``chosen`` among the names gathered in ``among``.
+def patterns(
+    chosen: Iterable[str], among: Mapping[str, set[Indices]], others: Collection[str] = ()
+) -> list[str]:
+    """Sorted ``re:`` patterns that match all of ``chosen`` and nothing else of the templates in ``among``.
 
-    Each also matches its names behind any dotted prefix, as engines put one before a text model's modules.
+    Engines put a prefix before a text model's modules, or take one away (``model.language_model.layers`` is
+    ``language_model.model.layers`` in vLLM), so a path is written from behind such wrappers on, and matches behind
+    any dotted prefix. Where that would reach one of the templates ``others``, the path is written whole.
     """
-    found = []
+    found = set()
     for template, indices in templates(chosen).items():
-        for form in _forms(indices, among[template]):
-            found.append(PREFIX + _write(template, form) + "$")
+        short = unwrapped(template)
+        clash = any(other == short or other.endswith(f".{short}") for other in others)
+        found |= {PREFIX + _write(template if clash else short, form) + "$" for form in _forms(indices, among[template])}
     return sorted(found)
 
 
+def unwrapped(name: str) -> str:
+    """A name or template without the leading parts that only wrap the text model."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in WRAPPERS:
+        del parts[0]
+    return ".".join(parts)
+
+
 def template_of(pattern: str) -> str | None:
-    """The one template whose names a pattern written here, or an exact name, can match; None for other patterns."""
+    """The template whose names, behind any prefix, a pattern written here or an exact name can match; None for others."""
     if not pattern.startswith("re:"):
         return split(pattern)[0]
     if not (pattern.startswith(PREFIX) and pattern.endswith("$")):
@@ -47,13 +62,13 @@ def template_of(pattern: str) -> str | None:
     return ".".join("#" if _is_index(part) else re.sub(r"\\(.)", r"\1", part) for part in parts)
 
 
-def _is_index(part: str) -> bool:
-    return part == ANY or part.isdecimal() or part.startswith("(?:")
-
-
 def _write(template: str, form: Indices) -> str:
     texts = iter(form)
     return r"\.".join(next(texts) if part == "#" else re.escape(part) for part in template.split("."))
+
+
+def _is_index(part: str) -> bool:
+    return part == ANY or part.isdecimal() or part.startswith("(?:")
 
 
 def _forms(chosen: set[Indices], among: set[Indices]) -> list[Indices]:
@@ -68,9 +83,9 @@ def _forms(chosen: set[Indices], among: set[Indices]) -> list[Indices]:
     for first, tail in tails.items():
         alike[frozenset(tail), frozenset(all_tails[first])].append(first)
     forms = []
-    for (tail, all_tail), firsts in alike.items():
+    for (tail, of_all), firsts in alike.items():
         head = ANY if len(firsts) == len(all_tails) else _alternation(firsts)
-        forms += [(head, *rest) for rest in _forms(set(tail), set(all_tail))]
+        forms += [(head, *rest) for rest in _forms(set(tail), set(of_all))]
     return forms
 
 

@@ -54,7 +54,9 @@ def build(
     among = templates(module.name for module in modules)
     groups = dict(present["config_groups"]) if present else {}
     for group, scheme in schemes.items():
-        groups[group] = config_group(scheme, patterns((m.name for m in modules if m.group == group), among))
+        others = templates(m.name for m in modules if m.group not in (group, None))
+        targets = patterns((m.name for m in modules if m.group == group), among, others)
+        groups[group] = config_group(scheme, targets)
     ignore = _ignore(modules, schemes, among, present)
     return _table(dict(sorted(groups.items())), ignore, present)
 
@@ -66,16 +68,17 @@ def _ignore(
     present: Mapping[str, Any] | None,
 ) -> list[str]:
     left_alone = {module.name for module in modules if module.group is None}
+    quantized = templates(module.name for module in modules if module.group is not None)
     if present is None:
-        return patterns(left_alone, among)
-    quantized = [module.name for module in modules if module.group in schemes]
+        return patterns(left_alone, among, quantized)
+    new = [module.name for module in modules if module.group in schemes]
     kept, opened = [], set()
     for entry in present.get("ignore") or ():
-        if any(matches(name, entry) for name in quantized):
+        if any(matches(name, entry) for name in new):
             opened |= {name for name in left_alone if matches(name, entry)}
         else:
             kept.append(entry)
-    return kept + patterns(opened, among)
+    return kept + patterns(opened, among, quantized)
 
 
 def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def disagreements(table: Mapping[str, Any], modules: Sequence[Module]) -> Iterat
         want = module.group
         torch_class = TORCH_CLASSES.get(module.kind, LINEAR_CLASS)
         vllm_class = VLLM_CLASSES.get(module.kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
-        for name in (module.name, FOREIGN_PREFIX + module.name):
+        for name in _spellings(module.name):
             readings = {
                 "compressed-tensors": by_compressed_tensors(config, name, torch_class),
                 "vLLM": by_vllm(config, name, vllm_class),
@@ -122,6 +125,14 @@ def disagreements(table: Mapping[str, Any], modules: Sequence[Module]) -> Iterat
                 if got != want:
                     yield _disagreement(reader, name, want, got)
         yield from _fused(config, module, present)
+
+
+def _spellings(name: str) -> set[str]:
+    """The names under which engines may know a module: its own, behind another prefix, with wrappers swapped."""
+    first, second = "model.language_model.", "language_model.model."
+    swapped = name.replace(first, second, 1) if name.startswith(first) else name
+    swapped = name.replace(second, first, 1) if name.startswith(second) else swapped
+    return {name, FOREIGN_PREFIX + name, swapped}
 
 
 def _fused(config: Declared, module: Module, present: Collection[str]) -> Iterator[Finding]:
@@ -145,9 +156,13 @@ def _distinct(modules: Iterable[Module], config: Declared) -> Iterator[Module]:
     seen: set[tuple[str, str | None]] = set()
     for module in modules:
         template, _ = split(module.name)
-        if None in told_apart or template in told_apart or (template, module.group) not in seen:
+        if _is_behind(template, told_apart) or (template, module.group) not in seen:
             seen.add((template, module.group))
             yield module
+
+
+def _is_behind(template: str, ends: Collection[str | None]) -> bool:
+    return any(end is None or template == end or template.endswith(f".{end}") for end in ends)
 
 
 def _disagreement(reader: str, name: str, want: str | None, got: str | None) -> Finding:

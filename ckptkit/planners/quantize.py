@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -64,10 +65,15 @@ _FIRM = frozenset(
 
 def _sort(findings: Iterable[Finding], allow: Collection[str]) -> tuple[list[Finding], list[Finding]]:
     """Findings that stop the run, and those that ``allow`` makes warnings."""
-    stop, passed = [], []
+    stop: list[Finding] = []
+    passed: list[Finding] = []
     for finding in findings:
-        ok = finding.severity == "warning" or (finding.id in allow and finding.id not in _FIRM)
-        (passed if ok else stop).append(finding.as_warning() if ok else finding)
+        if finding.severity == "warning" or (finding.id in allow and finding.id not in _FIRM):
+            passed.append(finding.as_warning())
+        elif finding.id in _FIRM:
+            stop.append(finding)
+        else:
+            stop.append(replace(finding, hint=f"{finding.hint}; or pass it over with --allow {finding.id}"))
     return stop, passed
 
 
@@ -129,7 +135,8 @@ def _work(
             partners = [job.piece for other, theirs in by_file.items() if other != file for job in theirs]
             home = jobs[0].home
             (added[file] if home is None else replaced[home]).append(_quantize_step(recipe, jobs, partners))
-    return Work(replaced, added, {choice.ref.name: choice.rule for choice in choices.values()})
+    rules = {choice.ref.name: choice.rule for choice in choices.values() if not choice.from_embedding}
+    return Work(replaced, added, rules)
 
 
 def _set_key(job: _Job) -> str:
@@ -202,7 +209,7 @@ def config_text(
     schemes = {names[group.name]: group.scheme for group in recipe.groups}
     table = quant_config.build(modules, schemes, merged)
     config = json.loads(json.dumps(checkpoint.config))
-    path = ("quantization_config",)
+    path: tuple[str, ...] = ("quantization_config",)
     if present is not None:
         _put(config, present.path, table if merged else None)
         path = present.path if merged else path

@@ -59,12 +59,12 @@ def fused_differ(choices: Mapping[str, Choice], quantized: Collection[str]) -> I
         if len(set(parts.values())) > 1:
             form = dict.fromkeys(f"{split(module)[0].replace('#', '*')}: {state}" for module, state in parts.items())
             found[tuple(form)].append(next(iter(parts)))
-    for form, modules in found.items():
+    for forms, modules in found.items():
         message = (
-            f"{len(modules):,} layers that engines fuse would be quantized in part or in two ways ({'; '.join(form)})"
+            f"{len(modules):,} layers that engines fuse would be quantized in part or in two ways ({'; '.join(forms)})"
         )
         hint = "give all of a layer one scheme, or ignore all of it"
-        data = {"layers": len(modules), "parts": list(form)}
+        data = {"layers": len(modules), "parts": list(forms)}
         yield Finding("recipe.fused-differ", message, tensor=f"{modules[0]}.weight", hint=hint, data=data)
 
 
@@ -93,7 +93,8 @@ def incomplete_layers(choices: Mapping[str, Choice], tensors: Mapping[str, Ref])
             continue
         if not any(f"{stem}.{partner}.{end}" in tensors for end in ("weight", "weight_packed", "qweight")):
             message = f"{choice.ref.name} has no {stem}.{partner}.weight beside it: the layer is incomplete"
-            yield Finding("names.incomplete-layer", message, file=choice.ref.file, tensor=choice.ref.name)
+            hint = "fetch the checkpoint again: a lost shard looks like this"
+            yield Finding("names.incomplete-layer", message, file=choice.ref.file, tensor=choice.ref.name, hint=hint)
 
 
 def ties(recipe: Recipe, choices: Mapping[str, Choice], head: tuple[str, Ref] | None) -> Iterator[Finding]:

@@ -8,20 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptkit.planners.generalise import PREFIX, patterns, template_of, templates
+from ckptkit.planners.generalise import PREFIX, patterns, template_of, templates, unwrapped
 
 LAYERS = [f"model.layers.{i}.{rest}" for i in range(12) for rest in ("self_attn.q_proj", "mlp.up_proj")]
 EXPERTS = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(4) for e in range(5)]
 OTHERS = ["lm_head", "model.embed_tokens", "mtp.layers.0.self_attn.q_proj"]
 ALL = LAYERS + EXPERTS + OTHERS
+# Names that no other name ends with, once wrappers are taken off.
+PLAIN = EXPERTS + ["lm_head"]
 
 
 def matched(found: list[str], names: list[str]) -> set[str]:
     return {name for name in names if any(re.match(text.removeprefix("re:"), name) for text in found)}
-
-
-def exactly(text: str, name: str) -> bool:
-    return re.match(text.removeprefix(PREFIX).join(("^", "")), name) is not None
 
 
 @settings(max_examples=200, deadline=None)
@@ -30,22 +28,34 @@ def test_patterns_match_exactly_what_was_chosen(chosen: set[str]) -> None:
     among = templates(ALL)
     found = patterns(chosen, among)
     assert found == sorted(found)
-    assert {name for name in ALL if any(exactly(text, name) for text in found)} == chosen
-    behind = [f"language_model.{name}" for name in chosen]
-    assert matched(found, behind) == set(behind)
+    kept_apart = patterns(chosen, among, set(among) - set(templates(chosen)))
+    assert matched(kept_apart, ALL) & set(PLAIN) == chosen & set(PLAIN)
+    for spelled in ("language_model.{}", "x.y.{}"):
+        behind = [spelled.format(name) for name in chosen]
+        assert matched(found, behind) == set(behind)
+    assert matched(found, ALL) >= chosen
     for text in found:
-        assert template_of(text) in among
+        assert template_of(text) in {unwrapped(template) for template in among}
+
+
+def test_wrappers_may_be_swapped() -> None:
+    names = [f"model.language_model.layers.{i}.mlp.up_proj" for i in range(3)]
+    (text,) = patterns(names, templates(names))
+    assert matched([text], ["language_model.model.layers.2.mlp.up_proj"])
+    (whole,) = patterns(names, templates(names), ["mtp.layers.#.mlp.up_proj"])
+    assert not matched([whole], ["mtp.layers.0.mlp.up_proj"])
+    assert matched([whole], names) == set(names)
 
 
 @pytest.mark.parametrize(
     ("chosen", "written"),
     [
-        (LAYERS[::2], [r"model\.layers\.\d+\.self_attn\.q_proj$"]),
+        (LAYERS[::2], [r"layers\.\d+\.self_attn\.q_proj$"]),
         (["lm_head"], ["lm_head$"]),
-        (LAYERS[0:6:2], [r"model\.layers\.(?:0|1|2)\.self_attn\.q_proj$"]),
-        (EXPERTS, [r"model\.layers\.\d+\.mlp\.experts\.\d+\.up_proj$"]),
-        (EXPERTS[:5], [r"model\.layers\.0\.mlp\.experts\.\d+\.up_proj$"]),
-        (EXPERTS[:7], [r"model\.layers\.0\.mlp\.experts\.\d+\.up_proj$", r"model\.layers\.1\.mlp\.experts\.(?:0|1)\.up_proj$"]),
+        (LAYERS[0:6:2], [r"layers\.(?:0|1|2)\.self_attn\.q_proj$"]),
+        (EXPERTS, [r"layers\.\d+\.mlp\.experts\.\d+\.up_proj$"]),
+        (EXPERTS[:5], [r"layers\.0\.mlp\.experts\.\d+\.up_proj$"]),
+        (EXPERTS[:7], [r"layers\.0\.mlp\.experts\.\d+\.up_proj$", r"layers\.1\.mlp\.experts\.(?:0|1)\.up_proj$"]),
     ],
 )  # fmt: skip
 def test_indices_are_free_when_all_are_meant(chosen: list[str], written: list[str]) -> None:

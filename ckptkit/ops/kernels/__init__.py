@@ -24,7 +24,7 @@ from .arrays import largest, matrix, raw
 
 Kernel = Callable[[Tensor, Args, Any], dict[str, Tensor]]
 
-TILE = 512 << 10
+TILE = 512 << 10  # bytes of a weight
 
 _HOMES = {
     "pack_int@1": ("integer", "pack_int"),
@@ -34,7 +34,7 @@ _HOMES = {
     "mxfp8@1": ("fp8", "mxfp8"),
     "nvfp4@1": ("fp4", "nvfp4"),
     "mxfp4@1": ("fp4", "mxfp4"),
-    "ct_generic@1": ("generic", "encode"),
+    "ct_generic@1": ("generic", "checked"),
 }
 
 
@@ -53,6 +53,53 @@ def make(
     weight = Weight(0, block.dtype, *w.shape)
     made = outputs(weight, args)
     # On a GPU the chunk is one tile: launches cost there, not caches.
-    tile = TILE if w.device.type == "cpu" else block_bytes
-    parts = [_encode(id, w[a:b], args, state, context) for a, b in weight.runs(tile, granule(made)) if b > a]
-    ...
+    tile = TILE if w.device.type == "cpu" else len(block.data)
+    runs = weight.runs(tile, granule(made)) if len(w) else ()
+    parts = [_encode(id, w[start:stop], args, state, context) for start, stop in runs]
+    found = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+    if len(chunk.writes) == len(made):
+        found |= _at_end(w, chunk.writes[0].row + len(w), args, state)
+    return [raw(found.get(out.suffix, w[:0])) for out in made[: len(chunk.writes)]]
+
+
+def _encode(id: str, w: Tensor, args: Args, state: Any, context: Context) -> dict[str, Tensor]:
+    try:
+        return _kernel(id)(w, args, state)
+    except NonFinite:
+        if context.nonfinite_error:
+            raise
+        from .generic import encode
+
+        return encode(w, args, state)
+
+
+def _at_end(w: Tensor, rows: int, args: Args, state: Any) -> dict[str, Tensor]:
+    """What depends on all ``rows`` of a weight; ``w`` are the last of them."""
+    found = {"weight_shape": torch.tensor([rows, w.shape[1]])}
+    if args["weights"]["strategy"] == "tensor":
+        from .generic import qparams
+
+        found |= qparams(w, args, state)
+    if args["weights"]["strategy"] == "tensor_group":
+        from .fp4 import global_scale
+
+        found["weight_global_scale"] = global_scale(state, w)
+    return found
+
+
+def measure(block: Block, args: Args, context: Context) -> list[float]:
+    """Greatest value, least value negated (both the largest magnitude if the scheme is symmetric), 1 for a NaN."""
+    w = matrix(block, 0, args, context.device)
+    if not len(w):
+        return [0.0, 0.0, 0.0]
+    try:
+        peak = float(largest(w).max())
+    except NonFinite:
+        if context.nonfinite_error:
+            raise
+        peak, has_nan = float("inf"), bool(w.isnan().any())
+        return [peak, peak, float(has_nan)]
+    if args["weights"]["symmetric"]:
+        return [peak, peak, 0.0]
+    low, high = w.aminmax()
+    return [float(high), -float(low), 0.0]

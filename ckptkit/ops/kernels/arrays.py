@@ -32,7 +32,7 @@ def matrix(block: Block, index: int, args: Args, device: str) -> Tensor:
 
 def raw(tensor: Tensor) -> np.ndarray[Any, Any]:
     """A tensor's bytes."""
-    data: np.ndarray[Any, Any] = tensor.contiguous().cpu().view(torch.uint8).numpy()
+    data: np.ndarray[Any, Any] = tensor.flatten().cpu().view(torch.uint8).numpy()
     return data
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import Args
-from .arrays import largest, power_of_two_scale, scale_to
+from .arrays import largest, scale_to
+from .mx import power_of_two_scale
 
 E4M3 = torch.float8_e4m3fn
 TOP = 448.0

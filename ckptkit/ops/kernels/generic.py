@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import Args
+from .arrays import largest
 from .fp4 import global_scale
+
+
+def checked(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
+    """As :func:`encode`, but NonFinite for NaN and Inf."""
+    largest(w)
+    return encode(w, args, state)
 
 
 def encode(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:

@@ -1,0 +1,160 @@
+"""``ckptkit inspect``: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..console import Console, Table, fmt_bytes, fmt_parameters
+from ..errors import fail
+from ..inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
+from ..options import command
+from ..patterns import pattern
+from ..plan import Ref
+from ..source import open_source
+
+
+@command
+@click.argument("src")
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option("--tensors", "list_tensors", is_flag=True, help="List every tensor: dtype, shape, bytes, shard.")
+@click.option("--group", type=click.Choice(list(GROUPS)), help="Totals by layer, module, dtype or shard instead.")
+def inspect(console: Console, src: str, patterns: tuple[str, ...], list_tensors: bool, group: str | None) -> None:
+    """Show what a checkpoint holds, read from its headers.
+
+    SRC is a folder or a .safetensors file. A PATTERN (a tensor's name, a glob, or re: and a regex) restricts what is
+    looked at to the tensors that it matches. With --group layer the same tensor of all layers is one line; with
+    --group module the same one of all experts too.
+
+    \b
+    Examples:
+      ckptkit inspect ./model
+      ckptkit inspect ./model --group module
+      ckptkit inspect ./model '*lm_head*' '*embed_tokens*' --tensors
+      ckptkit inspect ./model --json | jq .quantization
+    """
+    if list_tensors and group:
+        raise fail("usage.arguments", "--tensors and --group exclude each other", hint="leave one of them out")
+    with open_source(src) as source:
+        checkpoint = open_checkpoint(source)
+    tensors = _matching(checkpoint, patterns)
+    if list_tensors:
+        data: dict[str, Any] = {"tensors": [_tensor_data(ref) for ref in tensors]}
+        table = Table(("tensor", "dtype", "shape", "bytes", "shard"), [_tensor_row(ref) for ref in tensors], "<<<><")
+        console.result({"source": src, **data}, [table], [ref.name for ref in tensors], checkpoint.warnings)
+    elif group:
+        totals = grouped(checkpoint, tensors, group)
+        data = {"source": src, "group": group, "groups": [total._asdict() for total in totals]}
+        console.result(data, [_totals_table(group, totals)], [total.key for total in totals], checkpoint.warnings)
+    else:
+        summary = summarize(checkpoint, tensors)
+        human = summary_lines(src, summary)
+        console.result({"source": src, **summary_data(summary)}, human, summary.architectures, summary.warnings)
+
+
+def _matching(checkpoint: Checkpoint, texts: Sequence[str]) -> list[Ref]:
+    """The tensors that any of the patterns matches; all without patterns. A pattern that matches none is refused."""
+    if not texts:
+        return list(checkpoint.tensors.values())
+    found: dict[str, Ref] = {}
+    for wanted in map(pattern, texts):
+        matched = {name: ref for name, ref in checkpoint.tensors.items() if wanted.matches(name)}
+        if not matched:
+            hint = f"ckptkit inspect {checkpoint.source.uri} --group module"
+            raise fail("usage.pattern-unmatched", f"pattern {wanted.text!r} matches no tensor", hint=hint)
+        found |= matched
+    return list(found.values())
+
+
+# --- for programs ------------------------------------------------------------------------------------------
+
+
+def summary_data(summary: Summary) -> dict[str, Any]:
+    """The summary as it stands in ``--json`` output."""
+    declared = summary.quantization
+    groups = declared.table.get("config_groups") if declared else None
+    return {
+        "architectures": summary.architectures,
+        "model_type": summary.model_type,
+        "shards": summary.shards,
+        "total": summary.total._asdict(),
+        "quantization": declared
+        and {
+            "method": declared.method,
+            "format": declared.format,
+            "groups": {name: declared.label(name) for name in groups} if isinstance(groups, dict) else {},
+        },
+        "dtypes": [total._asdict() for total in summary.dtypes],
+        "modules": [row._asdict() for row in summary.modules],
+        "embedding": summary.embedding,
+        "heads": [head._asdict() for head in summary.heads],
+        "tied": summary.tied,
+        "drafts": [total._asdict() for total in summary.drafts],
+        "declared_drafts": dict(summary.declared_drafts),
+    }
+
+
+def _tensor_data(ref: Ref) -> dict[str, Any]:
+    return {"name": ref.name, "dtype": ref.dtype, "shape": ref.shape, "bytes": ref.nbytes, "shard": ref.file}
+
+
+# --- for people --------------------------------------------------------------------------------------------
+
+
+def summary_lines(src: str, summary: Summary) -> Iterator[str | Table]:
+    """The summary for people."""
+    total = summary.total
+    yield src
+    yield f"architecture  {', '.join(summary.architectures) or summary.model_type or 'not declared'}"
+    yield f"quantization  {_quantization_line(summary)}"
+    yield (
+        f"size          {fmt_bytes(total.bytes)} in {total.tensors:,} tensors, {summary.shards:,} shards;"
+        f" {fmt_parameters(total.parameters)} parameters"
+    )
+    yield f"head          {_head_line(summary)}"
+    yield f"drafts        {_drafts_line(summary)}"
+    yield ""
+    yield _totals_table("dtype", summary.dtypes)
+    if any(row.declared or row.stored not in {"BF16", "F16", "F32", "F64"} for row in summary.modules):
+        yield ""
+        yield _modules_table(summary.modules)
+
+
+def _quantization_line(summary: Summary) -> str:
+    declared = summary.quantization
+    if declared is None:
+        return "none declared"
+    return f"{declared.method} ({declared.format})" if declared.format else declared.method
+
+
+def _head_line(summary: Summary) -> str:
+    heads = "; ".join(f"{head.module} {head.stored} {list(head.shape)}" for head in summary.heads)
+    tie = f"tied to {summary.embedding}" if summary.tied else f"not tied to {summary.embedding}"
+    if summary.embedding is None:
+        return heads or "none"
+    return f"{heads}, {tie}" if heads else tie
+
+
+def _drafts_line(summary: Summary) -> str:
+    parts = ", ".join(f"{part.key} ({part.tensors:,} tensors, {fmt_bytes(part.bytes)})" for part in summary.drafts)
+    return parts or "none"
+
+
+def _totals_table(title: str, totals: Sequence[Total]) -> Table:
+    rows = [(row.key, f"{row.tensors:,}", fmt_parameters(row.parameters), fmt_bytes(row.bytes)) for row in totals]
+    return Table((title, "tensors", "parameters", "bytes"), rows, "<>>>")
+
+
+def _modules_table(modules: Sequence[ModuleRow]) -> Table:
+    rows = [
+        (row.module, row.kind, f"{row.modules:,}", row.stored, row.declared or "-", fmt_bytes(row.bytes))
+        for row in modules
+    ]
+    return Table(("module", "kind", "modules", "stored", "declared", "bytes"), rows, "<<><<>")
+
+
+def _tensor_row(ref: Ref) -> tuple[str, ...]:
+    return ref.name, ref.dtype, str(list(ref.shape)), f"{ref.nbytes:,}", ref.file

@@ -1,0 +1,14 @@
+"""Plan -> staging folder -> OUT: read, make, write, hash, journal, resume, publish.
+
+The plan says what is made; nothing here knows a number format, a recipe or a command. Memory does not grow with the
+size of a shard or a tensor. The source is only read.
+"""
+
+from __future__ import annotations
+
+from .options import Options, Progress, Result
+from .preflight import preflight
+from .run import execute
+from .space import Space, space
+
+__all__ = ["Options", "Progress", "Result", "Space", "execute", "preflight", "space"]
