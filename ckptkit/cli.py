@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -90,6 +91,8 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     settings = Settings()
     console = Console(settings)
+    # A big checkpoint is hundreds of thousands of small tuples that live to the end: no use looking through them often.
+    gc.set_threshold(100_000, 50, 100)
     try:
         _check_platform()
         color = {"color": _color_by_environment(os.environ)}

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from .errors import OK, Finding, fail
 
@@ -102,9 +102,14 @@ class Console:
                 yield Progress(draw)
 
     def _document(self, exit_code: int, findings: Sequence[Finding], data: Mapping[str, Any]) -> None:
-        document = {"schema": 1, "command": self.settings.command, "ok": exit_code == OK, "exit_code": exit_code}
-        document |= {"findings": [finding.as_dict() for finding in findings], **data}
-        self._write_result(json.dumps(document) + "\n")
+        document: dict[str, Any] = {
+            "schema": 1,
+            "command": self.settings.command,
+            "ok": exit_code == OK,
+            "exit_code": exit_code,
+            "findings": [finding.as_dict() for finding in findings],
+        }
+        self._write_result(json.dumps({**document, **data}) + "\n")
 
     def _lines(self, blocks: Iterable[str | Table]) -> Iterator[str]:
         for block in blocks:
@@ -126,10 +131,10 @@ class Console:
             if len(group) > len(shown):
                 yield f"… and {len(group) - len(shown):,} more {group[0].id} (-v or --json: all of them)"
 
-    def _coloured(self, stream: IO[str]) -> bool:
+    def _coloured(self, stream: TextIO) -> bool:
         return self.settings.color == "always" or (self.settings.color == "auto" and stream.isatty())
 
-    def _paint(self, text: str, style: str, stream: IO[str]) -> str:
+    def _paint(self, text: str, style: str, stream: TextIO) -> str:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._coloured(stream) else text
 
     def _write_result(self, text: str) -> None:
@@ -147,7 +152,7 @@ class Console:
             _write(sys.stderr, "".join(f"{line}\n" for line in lines))
 
 
-def _write(stream: IO[str], text: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     encoding = stream.encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -184,24 +189,27 @@ def table_lines(table: Table) -> list[str]:
 # --- numbers -----------------------------------------------------------------------------------------------
 
 
-def _scaled(value: float, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        if round(value, 1) < 1000:
-            break
-        value /= 1000
-    else:
-        unit = units[-1]
-    return f"{value:.1f} {unit}"
+def _scaled(value: float, units: str) -> str:
+    """``value`` in the first unit that needs at most three digits before the point."""
+    steps = 0
+    while round(value, 1) >= 1000 and steps < len(units) - 1:
+        value, steps = value / 1000, steps + 1
+    return f"{value:.1f} {units[steps]}"
 
 
 def fmt_bytes(count: int) -> str:
     """Bytes in decimal units: ``812 B``, ``1.6 GB``."""
-    return f"{count} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB", "PB"))
+    return f"{count} B" if count < 1000 else f"{_scaled(count / 1000, 'kMGTP')}B"
+
+
+def fmt_count(count: int, noun: str) -> str:
+    """A count of things: ``1 shard``, ``1,000 shards``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def fmt_parameters(count: int) -> str:
     """Parameters as model cards write them: ``576``, ``134.5 M``, ``1.1 B``."""
-    return f"{count}" if count < 1000 else _scaled(count / 1000, ("K", "M", "B", "T"))
+    return f"{count}" if count < 1000 else _scaled(count / 1000, "KMBT")
 
 
 def fmt_duration(seconds: float) -> str:
@@ -246,7 +254,7 @@ class Progress:
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
-        shards = f"{self.shards:,}/{self.total_shards:,} shards"
+        shards = f"{self.shards:,}/{fmt_count(self.total_shards, 'shard')}"
         size = f"{fmt_bytes(self.bytes)} of {fmt_bytes(self.total_bytes)}"
         if not self.bytes or not seconds:
             return f"{shards}  {size}"

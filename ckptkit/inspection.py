@@ -14,7 +14,7 @@ from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_pa
 from .names import split
 from .plan import Ref
 from .stored import SCALES, WEIGHTS, Quantization, declared_quantization, split_name
-from .survey import Module, Survey, key_of, survey
+from .survey import Module, Survey, keyed, survey
 
 _UP_TO_INDEX = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")
 _FIRST_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -74,7 +74,7 @@ def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
     found = survey(tensors, config, quantization)
     names = [cell.first.name for cell in found.cells.values()]
     drafts = tuple(_drafts(found, config))
-    embedding = embedding_of(names, config)
+    embedding = embedding_of(names)
     if len(tensors) == len(checkpoint.tensors):
         findings += [*checkpoint.warnings, *_format_warnings(found, quantization), *_scale_warnings(found)]
         findings += [*_tie_warnings(config, embedding, names), *_draft_warnings(config, drafts)]
@@ -90,7 +90,7 @@ def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
         dtypes=tuple(sorted(_totals(found, lambda ref: ref.dtype), key=lambda row: -row.bytes)),
         modules=tuple(_module_rows(found.modules, quantization)),
         embedding=embedding,
-        heads=tuple(Head(head.name, head.stored.label, head.weight.first.shape) for head in heads),
+        heads=tuple(Head(head.name, head.stored.label, head.shape) for head in heads),
         tied=is_tied(config),
         drafts=drafts,
         declared_drafts=declared_drafts(config),
@@ -104,12 +104,12 @@ def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
 def _totals(found: Survey, key: Callable[[Ref], str | None]) -> list[Total]:
     """Totals by what ``key`` says of the first tensor of a cell, in the order of first appearance; None is left out."""
     rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for cell_key, cell in found.cells.items():
+    for cell in found.cells.values():
         name = key(cell.first)
         if name is not None:
             row = rows[name]
-            row[0] += cell.count
-            row[1] += cell.count * found.parameters[cell_key]
+            row[0] += cell.number
+            row[1] += cell.number * found.parameters[cell.key]
             row[2] += cell.bytes
     return [Total(name, *row) for name, row in rows.items()]
 
@@ -135,12 +135,12 @@ def grouped(checkpoint: Checkpoint, tensors: Sequence[Ref], by: str) -> list[Tot
     of experts and other numbered modules too."""
     config = checkpoint.config or {}
     quantization, _ = declared_quantization(config)
-    parameters = survey(tensors, config, quantization).parameters
+    found = survey(tensors, config, quantization)
     rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for ref in tensors:
+    for ref, key in keyed(tensors):
         row = rows[GROUPS[by](ref)]
         row[0] += 1
-        row[1] += parameters[key_of(ref)]
+        row[1] += found.parameters[key]
         row[2] += ref.nbytes
     return [Total(name, *row) for name, row in rows.items()]
 
@@ -151,9 +151,9 @@ def _module_rows(modules: Iterable[Module], quantization: Quantization | None) -
         if module.kind in LINEAR_LIKE | {Kind.EXPERTS, Kind.EMBEDDING} or module.stored.quantized:
             declared = quantization.label(module.group) if quantization else None
             row = rows[split(module.name)[0], module.kind.value, module.stored.label, declared]
-            row[0] += module.weight.count
+            row[0] += module.weight.number
             row[1] += module.bytes
-    for (name, kind, stored, declared), (count, nbytes) in rows.items():
+    for (name, kind, stored, declared), (count, nbytes) in sorted(rows.items(), key=lambda item: item[0][:3]):
         yield ModuleRow(name, kind, count, stored, declared, nbytes)
 
 
@@ -195,14 +195,14 @@ def _scale_warnings(found: Survey) -> Iterator[Finding]:
     """Quantized weights without a scale, and scales without a weight; names are looked at only where counts differ."""
     short = any(
         module.stored.lacks_scale
-        or any(module.weight.count != module.companions[part].count for part in SCALES if part in module.companions)
+        or any(module.weight.number != module.companions[part].number for part in SCALES if part in module.companions)
         for module in found.modules
         if module.stored.quantized
     )
     if not short:
         return
-    quantized = {key_of(module.weight.first) for module in found.modules if module.stored.quantized}
-    weights = {split_name(ref.name)[0]: ref for ref in found.tensors if key_of(ref) in quantized}
+    quantized = {module.weight.key for module in found.modules if module.stored.quantized}
+    weights = {split_name(ref.name)[0]: ref for ref, key in keyed(found.tensors) if key in quantized}
     scales = {split_name(ref.name)[0]: ref for ref in found.tensors if split_name(ref.name)[1] in SCALES}
     for name in sorted(weights.keys() - scales.keys()):
         ref = weights[name]

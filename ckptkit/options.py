@@ -30,9 +30,9 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 def global_options(*, environment: bool) -> list[click.Option]:
     """The options that every command has; ``environment`` says if variables set them too."""
 
-    def option(*declarations: str, help: str, **attributes: Any) -> click.Option:
-        attributes = {"callback": _set, "is_flag": True} | attributes
-        return click.Option(declarations, help=help, expose_value=False, allow_from_autoenv=environment, **attributes)
+    def option(*declarations: str, help: str, **changes: Any) -> click.Option:
+        attributes: dict[str, Any] = {"callback": _set, "is_flag": True, "expose_value": False, **changes}
+        return click.Option(declarations, help=help, allow_from_autoenv=environment, **attributes)
 
     colors = click.Choice(["auto", "always", "never"])
     return [

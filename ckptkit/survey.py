@@ -19,18 +19,20 @@ from .names import split
 from .plan import Ref
 from .stored import COMPANIONS, WEIGHTS, Quantization, Stored, split_name, stored_format
 
-Key = tuple[str, str, str, tuple[int, ...]]
+# (The parent's template, the layer: the first number in the name), the name's last part, dtype, shape.
+Key = tuple[tuple[str, str], str, str, tuple[int, ...]]
 
 
 class Cell(NamedTuple):
-    """The first of ``count`` tensors of one template, layer, dtype and shape."""
+    """The first of ``number`` tensors that are counted under ``key``."""
 
+    key: Key
     first: Ref
-    count: int
+    number: int
 
     @property
     def bytes(self) -> int:
-        return self.first.nbytes * self.count
+        return self.first.nbytes * self.number
 
 
 class Module(NamedTuple):
@@ -47,13 +49,21 @@ class Module(NamedTuple):
     group: str | None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The unpacked weight's shape, as far as the number of values in an element is known."""
+        shape, packed = self.weight.first.shape, self.stored.per_element
+        if self.weight.first.name.endswith(".qweight"):  # GPTQ and AWQ: [in, out], GPTQ packed along the first
+            return shape
+        return (*shape[:-1], shape[-1] * packed)
+
+    @property
     def bytes(self) -> int:
         return self.weight.bytes + sum(cell.bytes for cell in self.companions.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Tensors, counted. ``parameters`` are those in each tensor of a cell: numbers of the model, unpacked, no scales."""
+    """Tensors, counted. ``parameters`` are those in one tensor of a cell: numbers of the model, unpacked, no scales."""
 
     tensors: Sequence[Ref]
     cells: Mapping[Key, Cell]
@@ -67,25 +77,32 @@ def survey(tensors: Sequence[Ref], config: Mapping[str, Any], quantization: Quan
     modules = list(_modules(cells.values(), config, quantization))
     parameters = {key: math.prod(cell.first.shape) for key, cell in cells.items()}
     for module in modules:
-        parameters[key_of(module.weight.first)] *= module.stored.per_element
-        parameters |= {key_of(cell.first): 0 for cell in module.companions.values()}
+        parameters[module.weight.key] *= module.stored.per_element
+        parameters |= {cell.key: 0 for cell in module.companions.values()}
     return Survey(tensors, cells, modules, parameters)
 
 
-def key_of(ref: Ref) -> Key:
-    """The cell that a tensor is counted in; the layer is the first number in its name."""
-    template, indices = split(ref.name)
-    return template, indices[0] if indices else "", ref.dtype, ref.shape
+def keyed(tensors: Iterable[Ref]) -> Iterator[tuple[Ref, Key]]:
+    """Each tensor with the key of its cell. Names that differ in their last part only are split once."""
+    places: dict[str, tuple[str, str]] = {}
+    for ref in tensors:
+        parent, _, last = ref.name.rpartition(".")
+        place = places.get(parent)
+        if place is None:
+            template, indices = split(parent)
+            place = places[parent] = (template, indices[0] if indices else "")
+        yield ref, (place, last, ref.dtype, ref.shape)
 
 
 def _cells(tensors: Iterable[Ref]) -> dict[Key, Cell]:
     first: dict[Key, Ref] = {}
-    counts: dict[Key, int] = defaultdict(int)
-    for ref in tensors:
-        key = key_of(ref)
-        first.setdefault(key, ref)
-        counts[key] += 1
-    return {key: Cell(ref, counts[key]) for key, ref in first.items()}
+    numbers: dict[Key, int] = {}
+    for ref, key in keyed(tensors):
+        if key in numbers:
+            numbers[key] += 1
+        else:
+            first[key], numbers[key] = ref, 1
+    return {key: Cell(key, ref, numbers[key]) for key, ref in first.items()}
 
 
 def _modules(cells: Iterable[Cell], config: Mapping[str, Any], quantization: Quantization | None) -> Iterator[Module]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..console import Console, Table, fmt_bytes, fmt_parameters
+from ..console import Console, Table, fmt_bytes, fmt_count, fmt_parameters
 from ..errors import fail
 from ..inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
 from ..options import command
@@ -111,7 +111,7 @@ def summary_lines(src: str, summary: Summary) -> Iterator[str | Table]:
     yield f"architecture  {', '.join(summary.architectures) or summary.model_type or 'not declared'}"
     yield f"quantization  {_quantization_line(summary)}"
     yield (
-        f"size          {fmt_bytes(total.bytes)} in {total.tensors:,} tensors, {summary.shards:,} shards;"
+        f"size          {fmt_bytes(total.bytes)} in {fmt_count(total.tensors, 'tensor')}, {fmt_count(summary.shards, 'shard')};"
         f" {fmt_parameters(total.parameters)} parameters"
     )
     yield f"head          {_head_line(summary)}"
@@ -139,7 +139,9 @@ def _head_line(summary: Summary) -> str:
 
 
 def _drafts_line(summary: Summary) -> str:
-    parts = ", ".join(f"{part.key} ({part.tensors:,} tensors, {fmt_bytes(part.bytes)})" for part in summary.drafts)
+    parts = ", ".join(
+        f"{part.key} ({fmt_count(part.tensors, 'tensor')}, {fmt_bytes(part.bytes)})" for part in summary.drafts
+    )
     return parts or "none"
 
 

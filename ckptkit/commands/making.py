@@ -16,7 +16,7 @@ from .. import plan_file
 from ..checkpoint import CONFIG, Checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_duration
 from ..errors import Finding, UserError, fail
-from ..execute import Options, Result, execute, preflight, sizes
+from ..execute import Options, Result, execute, peak_memory, preflight, space
 from ..plan import COPY, Plan
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
@@ -72,7 +72,6 @@ def make(
     console: Console, checkpoint: Checkpoint, plan: Plan, out: Path | None, how: How, warnings: Sequence[Finding] = ()
 ) -> None:
     """Run ``plan``, or print it for a dry run. Raises UserError with everything that stands in the way of OUT."""
-    check_device(plan, how.options.device)
     if how.plan_path:
         _write_plan(plan, checkpoint.source.uri, how.plan_path)
     if how.dry_run:
@@ -91,25 +90,9 @@ def make(
     with console.progress(plan.command) as progress:
         result = execute(plan, checkpoint.source, out, how.options, progress, extra)
     data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint)}
-    console.result(data, _result_text(result, plan, how), [str(result.path)], warnings if console.settings.json else ())
-
-
-def check_device(plan: Plan, device: str) -> None:
-    """Refuse a device that is not there, and operations whose bytes were not shown equal on it (``usage.device``)."""
-    if device == "cpu":
-        return
-    import torch
-
-    from ..ops import operation
-
-    if not device.startswith("cuda"):
-        raise fail("usage.device", f"device {device!r} is neither cpu nor cuda", hint="--device cuda")
-    if not torch.cuda.is_available():
-        raise fail("usage.device", "torch sees no CUDA device here", hint="leave --device out")
-    unsure = sorted({step.op for step in plan.steps() if step.op != COPY and not operation(step.op).bits_on_cuda})
-    if unsure:
-        message = f"{', '.join(unsure)}: the bytes made on a CUDA device were not shown equal to the CPU's"
-        raise fail("usage.device", message, hint="leave --device out")
+    console.result(data, _result_text(result, plan), [str(result.path)], warnings if console.settings.json else ())
+    if result.bytes_copied and how.options.link == "auto":
+        console.note(f"hint: --link hard would have saved writing {fmt_bytes(result.bytes_copied)} of untouched shards")
 
 
 def _write_plan(plan: Plan, uri: str, path: str) -> None:
@@ -129,7 +112,7 @@ def _plan_data(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
         "rules": [total._asdict() for total in plan.summary()],
         "shards": len(plan.shards),
         "shards_written": sum(not shard.linked for shard in plan.shards),
-        "bytes": sizes(plan, checkpoint.source).output,
+        "bytes": output_bytes(plan, checkpoint),
         "left_out": [{"name": item.name, "reason": item.reason} for item in plan.left_out],
         "dropped": [{"name": item.name, "reason": item.reason} for item in plan.dropped],
     }
@@ -139,7 +122,7 @@ def plan_text(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) ->
     """The plan for people: rules, sizes, memory, config diff, what is left out."""
     yield f"plan  {checkpoint.source.uri} → {out or '(no OUT given)'}  sha256 {plan.digest[:16]}"
     yield Table(("rule", "operation", "tensors", "read", "made", "write"), list(_rule_rows(plan)), "<<>>>>")
-    yield from _size_lines(plan, checkpoint, how)
+    yield from _size_lines(plan, checkpoint, out, how)
     yield from _config_diff(plan, checkpoint.config)
     yield from (f"left out  {item.name}: {item.reason}" for item in (*plan.left_out, *plan.dropped))
     yield "nothing was written (dry run)"
@@ -151,12 +134,22 @@ def _rule_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield (total.rule, total.op, *counts, fmt_bytes(total.bytes_written))
 
 
-def _size_lines(plan: Plan, checkpoint: Checkpoint, how: How) -> Iterator[str]:
-    size = sizes(plan, checkpoint.source)
+def output_bytes(plan: Plan, checkpoint: Checkpoint) -> int:
+    """Size of all files of the result but the manifest."""
+    files = checkpoint.source.files
+    shards = sum(files[s.source].size if s.linked and s.source else s.layout[1].file_size for s in plan.shards)
+    return shards + sum(files[s.name].size if s.text is None else len(s.text.encode()) for s in plan.sidecars)
+
+
+def _size_lines(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) -> Iterator[str]:
+    size = output_bytes(plan, checkpoint)
     written = sum(not shard.linked for shard in plan.shards)
     yield f"shards  {written:,} written anew, {len(plan.shards) - written:,} taken over as they are (--link {how.options.link})"
-    yield f"output  {fmt_bytes(size.output)} ({size.output:,} bytes), of which {fmt_bytes(size.written)} written anew"
-    yield f"memory  about {fmt_bytes(size.memory(how.options))} at the peak"
+    yield f"output  {fmt_bytes(size)} ({size:,} bytes)"
+    if out is not None:
+        needed, free = space(plan, checkpoint.source, out, how.options)
+        yield f"space   {fmt_bytes(needed)} ({needed:,} bytes) to write, {fmt_bytes(free)} free"
+    yield f"memory  about {fmt_bytes(peak_memory(plan, how.options))} at the peak"
 
 
 def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
@@ -167,7 +160,7 @@ def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
         yield from diff
 
 
-def _result_text(result: Result, plan: Plan, how: How) -> Iterator[str]:
+def _result_text(result: Result, plan: Plan) -> Iterator[str]:
     made = ", ".join(
         f"{count:,} {'written' if how_made == 'written' else how_made}" for how_made, count in result.links.items()
     )
@@ -175,5 +168,3 @@ def _result_text(result: Result, plan: Plan, how: How) -> Iterator[str]:
     yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}  plan sha256 {plan.digest[:16]}"
     if result.resumed:
         yield f"{result.resumed:,} shards were finished by an earlier run"
-    if result.bytes_copied and how.options.link == "auto":
-        yield f"hint: --link hard would have saved writing {fmt_bytes(result.bytes_copied)} of untouched shards"

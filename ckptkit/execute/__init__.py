@@ -7,8 +7,8 @@ size of a shard or a tensor. The source is only read.
 from __future__ import annotations
 
 from .options import Options, Progress, Result
-from .preflight import preflight
+from .refusals import preflight
 from .run import execute
-from .space import Space, space
+from .sizes import Space, peak_memory, space
 
-__all__ = ["Options", "Progress", "Result", "Space", "execute", "preflight", "space"]
+__all__ = ["Options", "Progress", "Result", "Space", "execute", "peak_memory", "preflight", "space"]

@@ -20,10 +20,10 @@ from .files import output_faults, write_file
 from .finish import check_written, sha256_sums, sums_text, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal
 from .options import Options, Progress, Result
-from .preflight import changed, preflight
 from .publish import publish, published, tidy
+from .refusals import changed, preflight
 from .shards import OWN_BYTES, make_shard
-from .space import to_write
+from .sizes import to_write
 from .staging import JOURNAL, LOCK, SUMS, Place, entries, locate, locked
 from .work import Work, working
 

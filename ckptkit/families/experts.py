@@ -17,8 +17,6 @@ from typing import Literal, NamedTuple
 from ..errors import UserError, fail
 from .config import Config, config_value, model_types
 
-Layout = Literal["rows", "columns"]
-
 # Models whose gate and up alternate along the last axis instead of lying one after the other.
 INTERLEAVED = frozenset({"gpt_oss"})
 
@@ -63,10 +61,10 @@ def is_expert_tensor(name: str, shape: Sequence[int]) -> bool:
     return found is not None and found[3] is None and len(shape) == 3
 
 
-def expert_projections(name: str, shape: Sequence[int], layout: Layout, config: Config | None) -> list[Piece]:
+def expert_projections(name: str, shape: Sequence[int], layout: str, config: Config | None) -> list[Piece]:
     """The pieces of a stacked weight or bias, by expert, gate before up. Empty if ``name`` is no such tensor.
 
-    Raises UserError (``plan.experts-3d``) where ``shape`` cannot be of that layout: gate and up do not halve it, or
+    ``layout`` is ``rows`` or ``columns``. Raises UserError (``plan.experts-3d``) where ``shape`` cannot be of that layout: gate and up do not halve it, or
     the side that ``layout`` makes the hidden size is not the config's ``hidden_size`` while the other side is.
     """
     found = _STACKED.fullmatch(name)
@@ -89,7 +87,7 @@ def expert_projections(name: str, shape: Sequence[int], layout: Layout, config: 
     ]
 
 
-def _piece(module: str, expert: int, shape: Sequence[int], chosen: Columns, layout: Layout) -> Piece:
+def _piece(module: str, expert: int, shape: Sequence[int], chosen: Columns, layout: str) -> Piece:
     """The piece of ``expert`` that makes the ``chosen`` output features."""
     size = prod(shape[1:])
     first = expert * size
@@ -104,14 +102,14 @@ def _piece(module: str, expert: int, shape: Sequence[int], chosen: Columns, layo
     return Piece(module, "weight" if len(shape) == 3 else "bias", expert, span, part, part)
 
 
-def _check_hidden(name: str, shape: Sequence[int], stacked: str, layout: Layout, config: Config | None) -> None:
+def _check_hidden(name: str, shape: Sequence[int], stacked: str, layout: str, config: Config | None) -> None:
     hidden = config_value(config, "hidden_size")
     axis = 1 if (layout == "columns") != (stacked == "down_proj") else 2
     if shape[axis] != hidden and shape[3 - axis] == hidden:
         raise _misfit(name, shape, layout)
 
 
-def _misfit(name: str, shape: Sequence[int], layout: Layout) -> UserError:
+def _misfit(name: str, shape: Sequence[int], layout: str) -> UserError:
     other = "rows" if layout == "columns" else "columns"
     message = f"{name} {list(shape)} does not lie as 'experts: {layout}' says"
     return fail("plan.experts-3d", message, tensor=name, hint=f"set 'experts: {other}' in the group that reaches it")

@@ -143,13 +143,15 @@ def _by_form(form: str, rank: int, conv1d: bool) -> Kind:
     last = _NUMBERED.sub("", module).rpartition(".")[2]
     if rank >= 2 and (_STACKED.search(form) or (rank == 3 and _STACKED_WEIGHT.search(form))):
         return Kind.EXPERTS
+    if _NORM.search(last):
+        return Kind.NORM
     if _POSITION.search(last):
         return Kind.POSITION
     if is_weight and rank == 2 and _HEAD.search(module):
         return Kind.HEAD
     if _EMBEDDING.search(last):
         return Kind.EMBEDDING
-    if _NORM.search(last) or (is_weight and rank < 2):
+    if is_weight and rank < 2:
         return Kind.NORM
     if _CONV.search(last) or (is_weight and rank > 2) or (conv1d and _CONV1D.search(module)):
         return Kind.CONV

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .config import Config, Path, model_types, text_configs
+from .config import Config, Path, config_value, model_types, text_configs
 
 KEY = "tie_word_embeddings"
 
@@ -36,7 +36,6 @@ _PAIRS = tuple(
         (r"model\.(?:(?:language_model|text_model|decoder)\.)?embed_tokens", r"\1lm_head"),
         (r"embed_tokens|(?:transformer\.)?(?:wte|word_embeddings|tokens_embed)", r"\1lm_head"),
         (r"backbone\.(?:embeddings?|embed_tokens)", r"\1lm_head"),
-        (r"(?:model\.)?shared", r"\1lm_head"),
         (r"(?:model\.)?tok_embeddings", r"\1output"),
         (r"transformer\.embedding\.word_embeddings", r"\1transformer.output_layer"),
         (r"(?:gpt_neox|gpt_neox_japanese)\.embed_in", r"\1embed_out"),
@@ -44,17 +43,17 @@ _PAIRS = tuple(
     )
 )
 _LAST = frozenset({
-    "embed_tokens", "wte", "word_embeddings", "tokens_embed", "embeddings", "embedding", "shared", "tok_embeddings",
-    "embed_in", "embed",
+    "embed_tokens", "wte", "word_embeddings", "tokens_embed", "embeddings", "embedding", "tok_embeddings", "embed_in",
+    "embed",
 })  # fmt: skip
 
 
-def is_tied(config: Config) -> bool:
+def is_tied(config: Config | None) -> bool:
     """Whether the config ties head and embedding: it says so at the top level or in a text config.
 
-    Where it says nothing, the default of its model type counts.
+    Where it says nothing, the default of its model type counts. Without a config nothing is tied.
     """
-    stated = [found[KEY] for _, found in text_configs(config) if found.get(KEY) is not None]
+    stated = [found[KEY] for _, found in text_configs(config or {}) if found.get(KEY) is not None]
     return any(stated) if stated else model_types(config)[0] in TIED_BY_DEFAULT
 
 
@@ -76,8 +75,13 @@ def head_of(embedding: str) -> str | None:
     return None
 
 
-def embedding_of(names: Iterable[str]) -> str | None:
-    """The module name of the token embedding among tensor ``names``: the outermost one that can feed a head."""
+def embedding_of(names: Iterable[str], config: Config | None = None) -> str | None:
+    """The module name of the token embedding among tensor ``names``: the outermost one that can feed a head.
+
+    None for an encoder-decoder: its embedding is tied to more than a head, and the head's name differs by model.
+    """
+    if config_value(config, "is_encoder_decoder"):
+        return None
     modules = (name.removesuffix(".weight") for name in names if name.endswith(".weight"))
     candidates = [module for module in modules if module.rpartition(".")[2] in _LAST and head_of(module)]
     return min(candidates, key=lambda module: (module.count("."), module), default=None)

@@ -12,7 +12,7 @@ _FIELDS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "group_size": None, "block_structure": None,
     "scale_dtype": None, "zp_dtype": None,
 }  # fmt: skip
-_SOURCES = ("BF16", "F16", "F32")
+_SOURCES = ("BF16", "F16", "F32", "F64")
 
 
 def select(
@@ -28,7 +28,7 @@ def select(
         message = f"weights of dtype {source_dtype} cannot be quantized: {', '.join(_SOURCES)} can"
         raise fail("recipe.scheme", message, hint="ignore these modules, or convert them to BF16 first")
     q = {name: scheme_weights.get(name, default) for name, default in _FIELDS.items()}
-    id = _native(q, format) or "ct_generic@1"
+    id = (source_dtype != "F64" and _native(q, format)) or "ct_generic@1"
     if q["symmetric"]:
         q["zp_dtype"] = None
     elif q["zp_dtype"] is None:

@@ -198,7 +198,11 @@ def test_untied_head_joins_the_embedding_s_shard(tmp_path: Path) -> None:
     assert not first.linked
     (step,) = [step for step in first.steps if step.rule == "groups.head"]
     assert [ref.name for ref in step.inputs] == ["model.embed_tokens.weight"]
-    assert [spec.name for spec in step.outputs] == ["lm_head.weight_packed", "lm_head.weight_scale", "lm_head.weight_shape"]
+    assert [spec.name for spec in step.outputs] == [
+        "lm_head.weight_packed",
+        "lm_head.weight_scale",
+        "lm_head.weight_shape",
+    ]
     config = config_of(made)
     assert config["tie_word_embeddings"] is False
     assert config["text_config"]["tie_word_embeddings"] is False
@@ -209,7 +213,11 @@ def test_untie_without_quantizing_copies_the_head(tmp_path: Path) -> None:
     checkpoint(tmp_path, small(lm_head__weight=None), llama_config(num_hidden_layers=1, tie_word_embeddings=True))
     made = plan(tmp_path, recipe(BODY, ignore="[lm_head]", tie="untie"))
     (step,) = [step for step in made.steps() if step.rule == "tie: untie"]
-    assert (step.op, step.inputs[0].name, step.outputs[0].name) == ("copy@1", "model.embed_tokens.weight", "lm_head.weight")
+    assert (step.op, step.inputs[0].name, step.outputs[0].name) == (
+        "copy@1",
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+    )
 
 
 def test_fused_set_across_shards_is_one_step_each(tmp_path: Path) -> None:
@@ -218,7 +226,9 @@ def test_fused_set_across_shards_is_one_step_each(tmp_path: Path) -> None:
     rest = {name: value for name, value in tensors.items() if name not in q}
     checkpoint(tmp_path, [q, rest], llama_config(num_hidden_layers=1))
     made = plan(tmp_path, recipe("b: {targets: [Linear], scheme: NVFP4A16}", ignore="[lm_head]"))
-    seen = {tuple(step.args["modules"]): [ref.name for ref in step.inputs] for step in made.steps() if step.op != "copy@1"}
+    seen = {
+        tuple(step.args["modules"]): [ref.name for ref in step.inputs] for step in made.steps() if step.op != "copy@1"
+    }
     layer = "model.layers.0.self_attn."
     assert seen[layer + "q_proj",] == [f"{layer}{p}_proj.weight" for p in "qkv"]
     assert seen[layer + "k_proj", layer + "v_proj"] == [f"{layer}{p}_proj.weight" for p in "kvq"]
@@ -227,7 +237,9 @@ def test_fused_set_across_shards_is_one_step_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_stacked_experts_become_matrices(layout: str, tmp_path: Path) -> None:
-    stacked = STACKED if layout == "rows" else {name: value.transpose(1, 2).contiguous() for name, value in STACKED.items()}
+    stacked = (
+        STACKED if layout == "rows" else {name: value.transpose(1, 2).contiguous() for name, value in STACKED.items()}
+    )
     biases = {"model.layers.0.mlp.experts.gate_up_proj_bias": bf16(2, 512)}
     tensors = {**small(), **stacked, **biases}
     checkpoint(tmp_path, tensors, llama_config(num_hidden_layers=1))
@@ -252,7 +264,10 @@ def test_merge_keeps_groups_and_opens_the_ignore_list(tmp_path: Path) -> None:
         module = name.removesuffix(".weight")
         if value.ndim == 2 and "proj" in name:
             packed |= {f"{module}.weight_packed": torch.zeros(value.shape[0], value.shape[1] // 8, dtype=torch.int32)}
-            packed |= {f"{module}.weight_scale": bf16(value.shape[0], 1), f"{module}.weight_shape": torch.tensor(value.shape)}
+            packed |= {
+                f"{module}.weight_scale": bf16(value.shape[0], 1),
+                f"{module}.weight_shape": torch.tensor(value.shape),
+            }
         else:
             packed[name] = value
     present = {**CT["quantization_config"], "ignore": ["lm_head", "re:.*mtp.*"]}
@@ -285,13 +300,23 @@ def test_digest_has_no_path_and_no_time(tmp_path: Path) -> None:
         checkpoint(tmp_path / folder, small(), llama_config(num_hidden_layers=1))
     digests = {plan(tmp_path / folder, recipe(HEAD)).digest for folder in ("a", "b")}
     assert len(digests) == 1
-    assert plan(tmp_path / "a", recipe(HEAD), sets=("groups.head.strategy=group", "groups.head.group_size=64")).digest not in digests
+    assert (
+        plan(tmp_path / "a", recipe(HEAD), sets=("groups.head.strategy=group", "groups.head.group_size=64")).digest
+        not in digests
+    )
 
 
 def test_sidecars_are_all_accounted_for(tmp_path: Path) -> None:
     checkpoint(tmp_path, small(), llama_config(num_hidden_layers=1))
     kept = ["tokenizer.json", "sub/modeling_x.py", "README.md", "generation_config.json"]
-    left = ["pytorch_model.bin", "pytorch_model.bin.index.json", "x/other.safetensors", "m.gguf", "ckptkit.json", "SHA256SUMS"]
+    left = [
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "x/other.safetensors",
+        "m.gguf",
+        "ckptkit.json",
+        "SHA256SUMS",
+    ]
     for name in kept + left:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,10 @@ def measure(block: Block, args: Args, context: Context) -> list[float]:
         return [0.0, 0.0, 0.0]
     try:
         peak = float(largest(w).max())
+        if args["weights"]["symmetric"]:
+            return [peak, peak, 0.0]
     except NonFinite:
         if context.nonfinite_error:
             raise
-        peak, has_nan = float("inf"), bool(w.isnan().any())
-        return [peak, peak, float(has_nan)]
-    if args["weights"]["symmetric"]:
-        return [peak, peak, 0.0]
-    low, high = w.aminmax()
-    return [float(high), -float(low), 0.0]
+    low, high = (float(end) for end in w.aminmax())
+    return [0.0, 0.0, 1.0] if isnan(low) else [high, -low, 0.0]

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from .. import Args, Block, NonFinite
 
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 # For each dtype the integers that hold its bits, all of them but the sign, and the bits of infinity.
 _BITS = {
     torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80),
     torch.float16: (torch.int16, 0x7FFF, 0x7C00),
     torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
+    torch.float64: (torch.int64, (1 << 63) - 1, 0x7FF << 52),
 }
 
 

@@ -42,7 +42,8 @@ def global_scale(state: Any, w: Tensor) -> Tensor:
     means). Where that overflows, as in float16 for a maximum below about 0.04, that library gives 1; here it is
     divided again in float32.
     """
-    peak, _, has_nan = state
+    highest, lowest, has_nan = state
+    peak = max(highest, lowest)
     top = torch.tensor([float("nan") if has_nan else peak], dtype=torch.float32, device=w.device)
     found = (SCALE_TOP * TOP / top.to(w.dtype)).float()
     if peak > 0:

@@ -16,7 +16,7 @@ from .files import output_faults
 from .journal import Journal, read_journal
 from .options import Options
 from .publish import published
-from .space import nearest, space
+from .sizes import nearest, space
 from .staging import JOURNAL, LOCK, PARTIAL, SUMS, Place, entries, held, is_held, locate, writable
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..plan import Plan, Shard
+from ..plan import COPY, Plan, Shard
 from ..source import Source
 from .journal import finished, read_journal
 from .links import links_without_bytes
@@ -51,6 +51,14 @@ def to_write(
         if device not in links:
             links[device] = links_without_bytes(info.path, folder, options.link)
         yield shard, 0 if links[device] else info.size
+
+
+def peak_memory(plan: Plan, options: Options) -> int:
+    """About how many bytes of memory a run takes at its peak: the interpreter, torch, and the chunks in flight."""
+    computes = any(step.op != COPY for step in plan.steps())
+    if not computes:
+        return 60_000_000 + 2 * options.chunk_bytes
+    return 240_000_000 + 8 * options.threads * options.chunk_bytes
 
 
 def nearest(path: Path) -> Path:

@@ -1,0 +1,50 @@
+# Each target sets up what it needs in .venv. Another Python: make test PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCE := .cache/smollm2-135m-bf16
+RESULT := .cache/smollm2-135m-lm_head-w8a16
+QUANTIZE := $(BIN)/ckptkit quantize $(SOURCE) $(RESULT) --recipe recipes/lm_head-w8a16.yaml --set tie=untie --overwrite
+
+.PHONY: help demo test test-slow bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo       quantize the head of a real model; decode from source and result side by side'
+	@echo 'make test       lint, types, fast tests'
+	@echo 'make test-slow  the tests that take longer'
+	@echo 'make bench      measure speed and memory against llmcompressor'
+	@echo 'make clean      remove .venv, .cache and what tools left behind'
+
+demo: .venv/gguf.stamp
+	@$(BIN)/python demo/source.py $(SOURCE)
+	$(QUANTIZE) --dry-run
+	$(QUANTIZE)
+	$(BIN)/ckptkit inspect $(RESULT)
+	@$(BIN)/python demo/decode.py $(SOURCE) $(RESULT)
+
+test: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+test-slow: .venv/dev.stamp
+	$(BIN)/pytest -m 'slow and not engine and not gpu'
+
+bench: .venv/dev.stamp
+	$(BIN)/python benchmarks/quantize.py
+
+# One stamp for each extra that is installed; a change of the requirements installs again.
+.venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed; another one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+clean:
+	rm -rf .venv .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +
