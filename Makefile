@@ -43,7 +43,7 @@ bench: .venv/dev.stamp
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed; another one: make PYTHON=python3.12 ...' >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 clean:
 	rm -rf .venv .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist

@@ -48,10 +48,12 @@ def pattern(text: str) -> Pattern:
         raise fail("recipe.pattern", f"pattern {text!r} is empty", hint="'*' matches every name")
     try:
         _compiled(text)
-    except re.error as error:
-        at = "" if error.pos is None else f" at character {error.pos + 1} of the regex"
-        message = f"pattern {text!r} is not a valid regex: {error.msg}{at}"
-        raise fail("recipe.pattern", message, hint=r"a dot that is meant literally is written '\.'") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        what = getattr(error, "msg", str(error))
+        position = getattr(error, "pos", None)
+        at = "" if position is None else f" at character {position + 1} of the regex"
+        hint = r"characters that are meant literally have a backslash before them: '\.', '\('"
+        raise fail("recipe.pattern", f"pattern {text!r} is not a valid regex: {what}{at}", hint=hint) from None
     return Pattern(text)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,16 @@ def config(fixture: str) -> dict[str, Any]:
     return found
 
 
-def specs(fixture: str) -> list[Spec]:
+@cache
+def specs(fixture: str) -> tuple[Spec, ...]:
     """Every tensor of the fixture, in natural order of the names (layer 2 before layer 10)."""
     tensors = load(fixture)["tensors"].items()
     found = [Spec(name, dtype, tuple(shape)) for template, (dtype, shape) in tensors for name in expand(template)]
-    return sorted(found, key=lambda spec: _natural(spec.name))
+    return tuple(sorted(found, key=lambda spec: _natural(spec.name)))
 
 
 def materialize(fixture: str, folder: Path) -> Path:
-    """Make ``folder`` the fixture's checkpoint: shards, index where there are several, config.json. Gives ``folder``."""
+    """Make ``folder`` the fixture's checkpoint: config.json, shards, an index if there are several; give ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = load(fixture)
     (folder / "config.json").write_text(json.dumps(stored["config"], indent=2))
@@ -69,8 +71,11 @@ def _values(text: str) -> Iterator[str]:
         yield from map(str, range(int(first), int(last or first) + 1))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name)]
+def _natural(name: str) -> list[Any]:
+    """A sort key: text and numbers by turns, so that only like is compared with like."""
+    parts: list[Any] = _DIGITS.split(name)
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def _shards(tensors: Iterable[Spec], limit: int | None) -> Iterator[list[Spec]]:

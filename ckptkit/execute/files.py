@@ -27,11 +27,11 @@ def appearing(path: Path) -> Iterator[Path]:
         leftover.unlink(missing_ok=True)
     try:
         yield temporary
+        os.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    os.rename(temporary, path)
 
 
 @contextlib.contextmanager

@@ -7,19 +7,16 @@ of checkpoints as published, which differ from the module names that a library g
 
 from __future__ import annotations
 
-from .config import config_value, declared_drafts, text_configs
+from .config import config_value, declared_drafts
 from .experts import Columns, Piece, expert_projections, is_expert_tensor
-from .fused import FUSED, VLLM_FUSED, Fused, experts_of, fused_set, shares_global_scale
+from .fused import experts_of, fused_set, shares_global_scale
 from .kinds import LINEAR_LIKE, Kind, classifier, classify, draft_part, module_of
 from .ties import TIED_BY_DEFAULT, embedding_of, head_of, is_tied, tie_locations
 
 __all__ = [
-    "FUSED",
     "LINEAR_LIKE",
     "TIED_BY_DEFAULT",
-    "VLLM_FUSED",
     "Columns",
-    "Fused",
     "Kind",
     "Piece",
     "classifier",
@@ -36,6 +33,5 @@ __all__ = [
     "is_tied",
     "module_of",
     "shares_global_scale",
-    "text_configs",
     "tie_locations",
 ]

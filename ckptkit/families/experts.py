@@ -64,8 +64,9 @@ def is_expert_tensor(name: str, shape: Sequence[int]) -> bool:
 def expert_projections(name: str, shape: Sequence[int], layout: str, config: Config | None) -> list[Piece]:
     """The pieces of a stacked weight or bias, by expert, gate before up. Empty if ``name`` is no such tensor.
 
-    ``layout`` is ``rows`` or ``columns``. Raises UserError (``plan.experts-3d``) where ``shape`` cannot be of that layout: gate and up do not halve it, or
-    the side that ``layout`` makes the hidden size is not the config's ``hidden_size`` while the other side is.
+    ``layout`` is ``rows`` or ``columns``. Raises UserError (``plan.experts-3d``) where ``shape`` cannot be of that
+    layout: gate and up do not halve it, or the side that should be the config's ``hidden_size`` is not, but the other
+    side is.
     """
     found = _STACKED.fullmatch(name)
     if found is None or len(shape) != (2 if found[3] else 3):

@@ -35,9 +35,6 @@ FUSED = (
     Fused("w13", ("w1", "w3"), True),  # Mixtral, DeepSeek-V4, Mistral's own files
 )
 
-# The same in the form of vLLM's ``packed_modules_mapping``: layer -> last parts of the names of its modules.
-VLLM_FUSED: dict[str, list[str]] = {fused.layer: list(fused.members) for fused in FUSED}
-
 _BY_MEMBER = {member: tuple(f for f in FUSED if member in f.members) for fused in FUSED for member in fused.members}
 _EXPERT = re.compile(r"((?:.*\.)?experts)\.\d+\.\w+")
 

@@ -45,7 +45,7 @@ _NUMBERED = re.compile(r"(?:\.(?:#|shard_\d+))+$")
 # On the last part of the module's path that is no number.
 _POSITION = re.compile(r"pos(?:ition(?:s|al)?)?_?emb|embed_pos|^wpe$|^relative_(?:attention|position)_bias")
 _EMBEDDING = re.compile(
-    r"^embed_tokens|^(?!patch).*(?:^|_)(?:embed|embd|embedding)s?$|^(?:wte|embed_in|tok_embeddings|tokens_embed|shared)$"
+    r"^embed_tokens|^(?!patch).*(?:^|_)(?:embed|embd|embedding)s?$|^(?:wte|embed_in|tokens_embed|shared)$"
 )
 _NORM = re.compile(r"norm|^ln(?:_|\d|$)|_ln$")
 _CONV = re.compile(r"(?:^|_)conv(?:[123]d)?\d*$")
@@ -106,7 +106,7 @@ def draft_part(config: Mapping[str, Any] | None) -> Callable[[str], Kind | None]
 
 
 class _Traits(NamedTuple):
-    """What a config says that names alone do not: layers of its own (0: unknown), what ``mtp.`` is, [in, out] weights."""
+    """What only a config says: layers of its own (0: unknown), what ``mtp.`` holds, whether weights are [in, out]."""
 
     layers: int
     mtp: Kind

@@ -1,4 +1,4 @@
-"""Tied embeddings: whether a config ties the output head to the token embedding, where it says so, and which is which."""
+"""Tied embeddings: whether a config ties the head to the token embedding, where it says so, and which is which."""
 
 from __future__ import annotations
 

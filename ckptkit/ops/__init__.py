@@ -15,7 +15,7 @@ Arguments of the quantizing operations (all but ``take@1``):
     Outputs are named ``<module>.weight_packed`` and so on, module by module. Several modules in a step are a fused
     set, whose measured value is shared; further inputs are its members in other shards, measured only.
 ``columns``
-    Absent, or for each input None or ``{"start": s, "step": k, "count": n}``: the weight is then
+    Absent, or for each input ``{"start": s, "step": k, "count": n}``, k the same for all of them: the weight is then
     ``input[:, s::k][:, :n].T``, shape [n, rows of the input].
 ``format``, ``weights``
     The compressed-tensors format and those fields of its ``QuantizationArgs`` that decide the bytes.

@@ -24,9 +24,9 @@ _ZERO_POINTS = {"torch.int8": "I8", "torch.uint8": "U8", "torch.float8_e4m3fn": 
 
 
 class Weight(NamedTuple):
-    """The matrix [rows, cols] that input ``index`` holds: as stored, or columns start, start + step, … transposed."""
+    """The matrix [rows, cols] that input ``tensor`` holds: as stored, or columns start, start + step, … transposed."""
 
-    index: int
+    tensor: int
     dtype: str
     rows: int
     cols: int
@@ -40,9 +40,9 @@ class Weight(NamedTuple):
     def read(self, start: int, stop: int) -> Read:
         """Where rows [start, stop) lie in the input."""
         if self.columns is None:
-            return Read(self.index, start, stop)
+            return Read(self.tensor, start, stop)
         first, step = self.columns
-        return Read(self.index, 0, self.cols, first + start * step, first + (stop - 1) * step + 1)
+        return Read(self.tensor, 0, self.cols, first + start * step, first + (stop - 1) * step + 1)
 
     def runs(self, budget: int, granule: int = 1) -> Iterator[tuple[int, int]]:
         """Runs of rows [start, stop) in multiples of ``granule`` but the last; without any rows, one empty run."""

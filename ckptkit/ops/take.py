@@ -23,9 +23,7 @@ def chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
     yield Chunk((Read(0, 0, 1, start, start + (count - 1) * step + 1),), (Write(0, 0),))
 
 
-def make(
-    blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context: Context
-) -> list[np.ndarray[Any, Any]]:
+def make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context: Context) -> list[np.ndarray[Any, Any]]:
     import numpy as np
 
     elements = np.frombuffer(blocks[0].data, np.uint8).reshape(blocks[0].cols, -1)

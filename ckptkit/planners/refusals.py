@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from ..errors import Finding
 from ..families import Kind, experts_of, fused_set
 from ..header import FLOATS
 from ..names import split
-from ..plan import Ref
+from ..plan import Ref, canonical
 from ..recipe import Recipe
-from ..schemes import problems
+from ..schemes import config_group, problems
 from .experts import Slice
 from .selection import Choice
 
@@ -48,7 +49,7 @@ def fused_differ(choices: Mapping[str, Choice], quantized: Collection[str]) -> I
 
     ``quantized`` are modules quantized on disk already: beside a part that is to be quantized they differ too.
     """
-    layers: dict[str, dict[str, str]] = defaultdict(dict)
+    layers: dict[str, dict[str, _State]] = defaultdict(dict)
     for module in (*choices, *quantized):
         state = _state(choices, quantized, module)
         for layer in _layers_of(module, module in choices and choices[module].is_experts):
@@ -57,7 +58,7 @@ def fused_differ(choices: Mapping[str, Choice], quantized: Collection[str]) -> I
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for parts in layers.values():
         if len(set(parts.values())) > 1:
-            form = dict.fromkeys(f"{split(module)[0].replace('#', '*')}: {state}" for module, state in parts.items())
+            form = dict.fromkeys(f"{split(module)[0].replace('#', '*')}: {s.text}" for module, s in parts.items())
             found[tuple(form)].append(next(iter(parts)))
     for forms, modules in found.items():
         message = (
@@ -75,13 +76,21 @@ def _layers_of(module: str, stacked: bool) -> list[str]:
     return [layer for layer in (fused[0] if fused else None, experts) if layer is not None]
 
 
-def _state(choices: Mapping[str, Choice], quantized: Collection[str], member: str) -> str | None:
+class _State(NamedTuple):
+    """What becomes of a module: equal for modules of one scheme, and a few words on it."""
+
+    scheme: str
+    text: str
+
+
+def _state(choices: Mapping[str, Choice], quantized: Collection[str], member: str) -> _State | None:
     choice = choices.get(member)
     if choice is not None and choice.group is not None:
-        return choice.group.scheme.describe()
+        scheme = choice.group.scheme
+        return _State(canonical(config_group(scheme, [])), scheme.describe())
     if choice is not None and choice.ref.dtype in FLOATS:
-        return "left as it is"
-    return "quantized already" if member in quantized else None
+        return _State("", "left as it is")
+    return _State("quantized", "quantized already") if member in quantized else None
 
 
 def incomplete_layers(choices: Mapping[str, Choice], tensors: Mapping[str, Ref]) -> Iterator[Finding]:

@@ -190,13 +190,13 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file of a result by name: mode and bytes; of the manifest, the fields that do not tell the time."""
+    """Every file of a result by name: mode and bytes; of the manifest, what a run on another day gives too."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.name == "ckptkit.json":
             manifest = json.loads(path.read_text())
             for record in [manifest, *manifest["shards"], *manifest["source"]["files"].values()]:
-                for key in ("started", "seconds", "mtime_ns"):
+                for key in ("started", "seconds", "mtime_ns", "environment"):
                     record.pop(key, None)
             found[path.name] = manifest
         elif path.is_file():

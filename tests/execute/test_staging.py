@@ -319,7 +319,7 @@ def test_an_output_that_stays_where_it_is_is_overwritten(source: Path, fixed: Pa
     assert not [name for name in os.listdir(fixed) if name.startswith(".ckptkit")]
 
 
-@pytest.fixture()
+@pytest.fixture
 def without_rights(source: Path, tmp_path: Path) -> Iterator[Path]:
     """A folder, and no right to do more than its owner may."""
     run(source, tmp_path / "first")  # so that nothing has to be imported later

@@ -20,7 +20,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def run(
-    id: str, args: Mapping[str, Any], inputs: Mapping[str, Tensor], budget: int = 1 << 20, context: Context | None = None
+    id: str,
+    args: Mapping[str, Any],
+    inputs: Mapping[str, Tensor],
+    budget: int = 1 << 20,
+    context: Context | None = None,
 ) -> dict[str, Tensor]:
     """The outputs of operation ``id`` on ``inputs`` by name, read at most about ``budget`` bytes at a time.
 
@@ -45,7 +49,12 @@ def run(
 
 
 def _measured(
-    op: Operation, specs: Sequence[Spec], tensors: Sequence[Tensor], args: Mapping[str, Any], budget: int, context: Context
+    op: Operation,
+    specs: Sequence[Spec],
+    tensors: Sequence[Tensor],
+    args: Mapping[str, Any],
+    budget: int,
+    context: Context,
 ) -> list[float] | None:
     reads = op.measures(specs, args, budget) if op.measures else ()
     found = [op.measure(_block(tensors[read.tensor], read), args, context) for read in reads if op.measure]

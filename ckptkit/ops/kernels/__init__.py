@@ -10,7 +10,9 @@ Kernels work on tiles of a chunk, so that what they allocate stays small and nea
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from math import isnan
 from typing import Any
@@ -26,6 +28,8 @@ from .arrays import largest, matrix, raw
 Kernel = Callable[[Tensor, Args, Any], dict[str, Tensor]]
 
 TILE = 512 << 10  # bytes of a weight
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 _HOMES = {
     "pack_int@1": ("integer", "pack_int"),
@@ -46,9 +50,7 @@ def _kernel(id: str) -> Kernel:
     return kernel
 
 
-def make(
-    id: str, block: Block, chunk: Chunk, args: Args, state: Any, context: Context
-) -> list[np.ndarray[Any, Any]]:
+def make(id: str, block: Block, chunk: Chunk, args: Args, state: Any, context: Context) -> list[np.ndarray[Any, Any]]:
     """The bytes of each output that the chunk writes."""
     w = matrix(block, chunk.reads[0].tensor, args, context.device)
     weight = Weight(0, block.dtype, *w.shape)
@@ -102,3 +104,17 @@ def measure(block: Block, args: Args, context: Context) -> list[float]:
             raise
     low, high = (float(end) for end in w.aminmax())
     return [0.0, 0.0, 1.0] if isnan(low) else [high, -low, 0.0]
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what a tile or a chunk frees for the next one.
+
+    Given back to the system, it comes again page by page, each zeroed: that can take as long as a kernel does.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+_keep_freed_memory()

@@ -52,21 +52,23 @@ def global_scale(state: Any, w: Tensor) -> Tensor:
 
 
 def _codes(ratio: Tensor) -> Tensor:
-    """float32 -> uint8: the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code, and 8 for a sign.
+    """float32 (overwritten) -> uint8: the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code; 8 for a sign.
 
-    Below 2 values are .5 apart, below 4 they are 1 apart, then 2: each stretch is rounded to its own step and the
-    steps add up. A step is counted by adding a float whose last bit is worth one step. Zero has no sign, but what is
-    rounded to it keeps its own.
+    Values are .5 apart below 2, 1 apart below 4, then 2: each stretch is rounded to its own step, and the steps of
+    the three are added up. Zero has no sign, but what is rounded to it keeps its own.
     """
     ratio.add_(0.0)  # -0 becomes 0
     size = ratio.abs()
-    code = _steps(size.clamp_max(2), 0.5)
-    code += _steps(size.clamp(2, 4), 1) - 2
-    code += _steps(size.clamp_(4, 6), 2) - 2
+    code = _steps(size.clamp_max(2), 0.5, 0)
+    code += _steps(size.clamp(2, 4), 1, 2)
+    code += _steps(size.clamp_(4, 6), 2, 2)
     code.add_(ratio.view(torch.int32) >> 31, alpha=8)
     return code.to(torch.uint8).bitwise_and_(15)
 
 
-def _steps(x: Tensor, step: float) -> Tensor:
-    """int32 whose low byte is x / step, rounded half to even, for x / step in 0..4."""
-    return x.add_(1.5 * 2**23 * step).view(torch.int32)
+def _steps(x: Tensor, step: float, first: int) -> Tensor:
+    """int32 whose low byte is x / step rounded half to even, less ``first``. Overwrites x.
+
+    Adding a float large enough that its last bit is worth ``step`` does the rounding and puts the count there.
+    """
+    return x.add_((1.5 * 2**23 - first) * step).view(torch.int32)

@@ -29,7 +29,7 @@ def encode(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
     found = qparams(w, args, state)
     wide = torch.float32 if args.get("arithmetic") == "float32" else w.dtype
     given = found | {"weight": w.to(wide), "weight_scale": found["weight_scale"].to(wide)}
-    made = BaseCompressor.get_value_from_registry(args["format"]).compress(given, scheme)
+    made: dict[str, Tensor] = BaseCompressor.get_value_from_registry(args["format"]).compress(given, scheme)
     if wide != w.dtype:
         made["weight_scale"] = found["weight_scale"]
     return made
@@ -53,8 +53,8 @@ def _range(w: Tensor, q: Args, state: Any) -> tuple[Tensor, Tensor]:
     """Least and greatest value for each scale: of a row, of a group, of a block padded with zeros, of the tensor."""
     if q["strategy"] == "tensor":
         top, bottom, has_nan = state
-        ends = [float("nan")] * 2 if has_nan else [-bottom, top]
-        low, high = torch.tensor(ends, dtype=w.dtype, device=w.device).split(1)
+        ends = (float("nan"), float("nan")) if has_nan else (-bottom, top)
+        low, high = (torch.tensor([end], dtype=w.dtype, device=w.device) for end in ends)
         return low, high
     if q["strategy"] == "block":
         height, width = q["block_structure"]

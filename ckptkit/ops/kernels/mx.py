@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 # For each dtype the integers that hold its bits, its mantissa's bits and 127 - the exponent's bias.
-_FIELDS = {torch.bfloat16: (torch.int16, 7, 0), torch.float16: (torch.int16, 10, 112), torch.float32: (torch.int32, 23, 0)}
+_FIELDS = {
+    torch.bfloat16: (torch.int16, 7, 0),
+    torch.float16: (torch.int16, 10, 112),
+    torch.float32: (torch.int32, 23, 0),
+}
 
 
 def power_of_two_scale(peak: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
