@@ -15,7 +15,7 @@ import click
 
 from .console import Console, Settings
 from .errors import BUG, INTERRUPTED, USAGE, Finding, Interrupted, UserError, fail
-from .options import CONTEXT, global_options
+from .options import CONTEXT, global_options, resume_command
 
 
 class Entry(NamedTuple):
@@ -117,9 +117,7 @@ def explain(error: Exception, arguments: Sequence[str]) -> tuple[Sequence[Findin
         case UserError():
             return error.findings, error.exit_code
         case Interrupted():
-            again = [argument for argument in arguments if argument not in {"--resume", "--overwrite"}]
-            hint = shlex.join(["ckptkit", *again, "--resume"])
-            return [Finding("run.interrupted", str(error) or "interrupted", hint=hint)], INTERRUPTED
+            return [Finding("run.interrupted", str(error), hint=resume_command(arguments))], INTERRUPTED
         case click.Abort():
             return [Finding("run.interrupted", "interrupted")], INTERRUPTED
         case click.ClickException():

@@ -178,17 +178,25 @@ def _warning(id: str, message: str, **details: Any) -> Finding:
 
 
 def _format_warnings(found: Survey, quantization: Quantization | None) -> Iterator[Finding]:
-    """Where disk and config disagree on which modules are quantized; only compressed-tensors says it by module."""
-    declares = quantization is not None and quantization.declared is not None
+    """Where disk and config disagree on which modules are quantized, once for the modules of one template.
+
+    Only compressed-tensors says it module by module; of other methods it is asked only that there is a config.
+    """
+    by_module = quantization is not None and quantization.declared is not None
+    wrong: dict[tuple[str, str], list[Module]] = defaultdict(list)
     for module in found.modules:
-        ref = module.weight.first
-        if module.stored.quantized and (quantization is None or (declares and module.group is None)):
-            message = f"{module.name} is stored as {module.stored.label}, which config.json does not declare"
-            yield _warning("config.quant-undeclared", message, file=ref.file, tensor=ref.name)
-        elif not module.stored.quantized and module.group is not None:
-            message = f"{module.name} is {module.stored.label}, but config.json puts it into {module.group}"
-            hint = f"add {module.name!r} to quantization_config.ignore in config.json"
-            yield _warning("config.quant-dense", message, file=ref.file, tensor=ref.name, hint=hint)
+        template = split(module.name)[0]
+        if module.stored.quantized and module.group is None and (by_module or quantization is None):
+            wrong["config.quant-undeclared", template].append(module)
+        elif module.group is not None and not module.stored.quantized:
+            wrong["config.quant-dense", template].append(module)
+    for (id, template), modules in wrong.items():
+        number = sum(module.weight.number for module in modules)
+        declares = f"puts it into {modules[0].group}" if modules[0].group else "does not declare it"
+        likes = f" (and {number - 1:,} more of {template})" if number > 1 else ""
+        message = f"{modules[0].name} is stored as {modules[0].stored.label}, and config.json {declares}{likes}"
+        ref = modules[0].weight.first
+        yield _warning(id, message, file=ref.file, tensor=ref.name, data={"modules": number})
 
 
 def _scale_warnings(found: Survey) -> Iterator[Finding]:

@@ -16,9 +16,10 @@ from .patterns import REGEX, pattern
 Indices = tuple[str, ...]
 
 # What may stand in a regex that matches either all names of a template or none: it sees no digit and counts none.
-_BLIND = re.compile(r"(?:\.[*+]\??|\\d\+|\\\.|\\-|[A-Za-z_()|^$:-]|\?:)*")
+_BLIND = re.compile(r"(?:\.[*+]\??|\\d\+|\\\.|\\-|\(\?:|\)\?|[A-Za-z_()|^$:-])*")
 
 
+@lru_cache(maxsize=1 << 18)
 def split(name: str) -> tuple[str, Indices]:
     """A name as (template, indices): ``("model.layers.#.mlp", ("3",))``."""
     parts = name.split(".")

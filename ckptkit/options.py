@@ -6,7 +6,8 @@ the command are also read from the environment (``CKPTKIT_JSON``, …), so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -62,6 +63,12 @@ class Command(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def resume_command(arguments: Sequence[str]) -> str:
+    """What to type to go on with an interrupted run of ``ckptkit ARGUMENTS``."""
+    again = [argument for argument in arguments if argument not in {"--resume", "--overwrite"}]
+    return shlex.join(["ckptkit", *again, "--resume"])
 
 
 def command(function: Callable[..., None]) -> click.Command:

@@ -16,6 +16,7 @@ from typing import Protocol
 from .errors import fail
 
 PIECE = 4 << 20
+KEPT_OPEN = 64  # a process may commonly hold 1,024 descriptors, a checkpoint has more files than that
 
 
 class Range(Protocol):
@@ -45,14 +46,24 @@ class FileInfo:
         return [self.size, self.mtime_ns, self.inode]
 
 
+class _Descriptor:
+    """An open file's number, closed once neither the source nor a reader holds it."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 @dataclass
 class Source:
-    """A folder or file with its files listed. Reads are thread-safe (``pread``); descriptors stay open until close."""
+    """A folder or file with its files listed. Reads are thread-safe (``pread``); the files last read stay open."""
 
     uri: str
     root: Path
     files: dict[str, FileInfo]
-    _descriptors: dict[str, int] = field(default_factory=dict, repr=False)
+    _descriptors: dict[str, _Descriptor] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, file: str, start: int, stop: int) -> bytes:
@@ -67,7 +78,7 @@ class Source:
         try:
             descriptor = self._descriptor(file)
             while done < len(view):
-                count = os.preadv(descriptor, [view[done:]], start + done)
+                count = os.preadv(descriptor.number, [view[done:]], start + done)
                 if count == 0:
                     message = f"{file} ends {len(view) - done:,} bytes before byte {start + len(view):,}"
                     raise fail("source.read", message, file=file)
@@ -89,8 +100,6 @@ class Source:
 
     def close(self) -> None:
         with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
             self._descriptors.clear()
 
     def __enter__(self) -> Source:
@@ -99,11 +108,13 @@ class Source:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _descriptor(self, file: str) -> int:
+    def _descriptor(self, file: str) -> _Descriptor:
         with self._lock:
-            if file not in self._descriptors:
-                self._descriptors[file] = os.open(self.files[file].path, os.O_RDONLY)
-            return self._descriptors[file]
+            found = self._descriptors.pop(file, None) or _Descriptor(os.open(self.files[file].path, os.O_RDONLY))
+            self._descriptors[file] = found
+            if len(self._descriptors) > KEPT_OPEN:
+                del self._descriptors[next(iter(self._descriptors))]
+            return found
 
 
 def open_source(text: str) -> Source:

@@ -3,7 +3,7 @@
 Both are said in the same words (``int4 group 128``, ``fp8 block 128x128``, ``nvfp4``), so that they can be compared by
 eye. Names of tensors by format: compressed-tensors (``weight_packed``, ``weight_scale``, …), DeepSeek
 (``weight_scale_inv``, ``scale``), ModelOpt (``weight_scale_2``), GPTQ and AWQ (``qweight``, ``qzeros``, ``scales``),
-gpt-oss (``*_blocks``, ``*_scales``).
+gpt-oss (``*_blocks``, ``*_scales``), bitsandbytes (``weight.absmax``, ``SCB``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from .header import FLOATS
 
 # The last part of a name: of the tensor that holds a module's weights, and of those that only say how to read it.
 WEIGHTS = frozenset({"weight", "weight_packed", "qweight", "blocks"})
-SCALES = ("weight_scale", "weight_scale_inv", "scale", "scales")
+SCALES = ("weight_scale", "weight_scale_inv", "scale", "scales", "absmax", "SCB")
+NF4, FP4 = "quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4"
 COMPANIONS = frozenset(
     {*SCALES, "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx", "weight_scale_2"}
     | {"input_scale", "input_global_scale", "qzeros", "g_idx"}
+    | {NF4, FP4, "quant_map", "nested_absmax", "nested_quant_map", "weight_format"}
 )
 # How the names of stacked experts' tensors end, and which part each of them is.
 _STACKED = {
@@ -32,11 +34,15 @@ _STACKED = {
     "_packed": "weight_packed",
     "_scale": "weight_scale",
 }
+_SHARING_KNOWN = frozenset({"nvfp4", "mxfp4", "nf4", "fp4"})
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 
 
 def split_name(name: str) -> tuple[str, str]:
     """A tensor's name as (module, last part): ``("lm_head", "weight_packed")``, ``("…experts.up_proj", "blocks")``."""
+    module, below_weight, last = name.partition(".weight.")
+    if below_weight:
+        return module, last
     module, _, last = name.rpartition(".")
     if module.endswith("experts"):
         for ending, part in _STACKED.items():
@@ -76,7 +82,7 @@ def stored_format(last: str, weight: Tensor, companions: Mapping[str, Tensor], b
     scale = next((companions[name] for name in SCALES if name in companions), None)
     kind, per_element = _kind(last, weight, scale, companions, bits)
     label = kind
-    if scale is not None and per_element and last not in {"qweight", "blocks"} and kind not in {"nvfp4", "mxfp4"}:
+    if scale is not None and per_element and last != "qweight" and kind not in _SHARING_KNOWN:
         label += f" {_sharing(weight.shape, per_element, scale.shape)}"
     return Stored(label, per_element or 1, True, scale is None)
 
@@ -85,10 +91,12 @@ def _kind(
     last: str, weight: Tensor, scale: Tensor | None, companions: Mapping[str, Tensor], bits: int | None
 ) -> tuple[str, int]:
     """What the numbers are, and how many are in one element (0: cannot be told)."""
-    bytes_of_two = weight.dtype in {"U8", "I8"} and scale is not None
-    if last == "blocks" or (bytes_of_two and scale is not None and scale.dtype in {"F8_E8M0", "U8"}):
+    scale_of_bytes = scale.dtype if scale is not None and weight.dtype in {"U8", "I8"} else None
+    if NF4 in companions or FP4 in companions:
+        return "nf4" if NF4 in companions else "fp4", 2
+    if last == "blocks" or scale_of_bytes in {"F8_E8M0", "U8"}:
         return "mxfp4", 2
-    if bytes_of_two and scale is not None and scale.dtype in _FP8:
+    if scale_of_bytes in _FP8:
         return "nvfp4", 2
     if weight.dtype in _FP8:
         return "fp8", 1

@@ -151,11 +151,12 @@ def _totals_table(title: str, totals: Sequence[Total]) -> Table:
 
 
 def _modules_table(modules: Sequence[ModuleRow]) -> Table:
-    rows = [
-        (row.module, row.kind, f"{row.modules:,}", row.stored, row.declared or "-", fmt_bytes(row.bytes))
-        for row in modules
-    ]
-    return Table(("module", "kind", "modules", "stored", "declared", "bytes"), rows, "<<><<>")
+    header, align = ("module", "kind", "modules", "bytes", "stored"), "<<>><"
+    rows = [(row.module, row.kind, f"{row.modules:,}", fmt_bytes(row.bytes), row.stored) for row in modules]
+    if not any(row.declared for row in modules):
+        return Table(header, rows, align)
+    declared = [row.declared or "-" for row in modules]
+    return Table((*header, "declared"), [(*row, text) for row, text in zip(rows, declared, strict=True)], align + "<")
 
 
 def _tensor_row(ref: Ref) -> tuple[str, ...]:

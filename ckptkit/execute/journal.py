@@ -63,7 +63,7 @@ def _whole_lines(text: bytes) -> tuple[list[dict[str, Any]], int]:
             content = json.loads(line)
         except ValueError:
             break
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"\n") or not isinstance(content, dict):
             break
         lines.append(content)
         size += len(line)

@@ -38,7 +38,7 @@ def link(source: Path, target: Path, mode: str) -> str | None:
 def links_without_bytes(source: Path, folder: Path, mode: str) -> bool:
     """If ``link`` is expected to work from ``source`` into ``folder``. Changes nothing."""
     if mode == "hard":
-        return source.stat().st_dev == folder.stat().st_dev
+        return source.exists() and source.stat().st_dev == folder.stat().st_dev
     return mode == "symlink" or (mode in {"auto", "reflink"} and _can_reflink(source, folder))
 
 

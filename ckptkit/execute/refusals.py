@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import Finding
@@ -20,28 +21,27 @@ from .sizes import nearest, space
 from .staging import JOURNAL, LOCK, PARTIAL, SUMS, Place, entries, held, is_held, locate, writable
 
 
-def preflight(plan: Plan, source: Source, out: Path, options: Options, *, mine: bool = False) -> list[Finding]:
+def preflight(plan: Plan | None, source: Source, out: Path, options: Options, *, mine: bool = False) -> list[Finding]:
     """All that keeps ``plan`` from being run into ``out``: ``output.*``, ``plan.name``, ``source.changed``, ``usage.*``.
 
-    ``mine`` says that this process holds the staging folder.
+    Without a plan, because it was refused, all that can be said of ``out`` and ``options`` alone. ``mine`` says that
+    this process holds the staging folder.
     """
     place = locate(out)
     with output_faults(place):
         if _overlaps(source, place):
-            hint = "name an output beside the source"
-            return [
-                Finding("output.same", f"{out} and the source {source.uri} lie in each other", file=str(out), hint=hint)
-            ]
+            message = f"{out} and the source {source.uri} lie in each other"
+            return [Finding("output.same", message, file=str(out), hint="name an output beside the source")]
         if not mine and is_held(place):
             return [held(place)]
-        if options.resume and published(plan, source, place):
+        if plan and options.resume and published(plan, source, place):
             return []
         journal = read_journal(place.folder)
-        begun = [*_begun(plan, source, place, journal, options)]
-        if begun or (journal and journal.publishing is not None and options.resume):
+        begun = list(_begun(plan, source, place, journal, options))
+        if options.resume and journal and journal.publishing:
             return begun
-        findings = [*_names(plan), *_occupied(place, journal, options), *_unwritable(place), *_device(plan, options)]
-        return findings or [*_space(plan, source, out, options)]
+        found = [*begun, *_occupied(place, journal, options), *_unwritable(place), *_backend(options)]
+        return [*found, *_names(plan), *_space(plan, source, out, options), *_device(plan, options)] if plan else found
 
 
 def _overlaps(source: Source, place: Place) -> bool:
@@ -54,14 +54,16 @@ def _overlaps(source: Source, place: Place) -> bool:
 def _names(plan: Plan) -> Iterator[Finding]:
     """Names that cannot be told apart, would leave OUT, or are the executor's own."""
     names = Counter([shard.name for shard in plan.shards] + [item.name for item in plan.sidecars])
+    own = {MANIFEST, SUMS, JOURNAL, LOCK, *(name + PARTIAL for name in names)}
     for name, count in names.items():
-        own = name in {MANIFEST, SUMS, JOURNAL, LOCK} or name.endswith(PARTIAL)
-        if count > 1 or own or not is_plain(name):
+        if count > 1 or name in own or not is_plain(name):
             what = "is planned twice" if count > 1 else "is no name that a file of the output may have"
-            yield Finding("plan.name", f"{name!r} {what}", file=name)
+            yield Finding("plan.name", f"{name!r} {what}", file=name, hint=f"move {name!r} out of the source")
 
 
-def _begun(plan: Plan, source: Source, place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:
+def _begun(
+    plan: Plan | None, source: Source, place: Place, journal: Journal | None, options: Options
+) -> Iterator[Finding]:
     """What an earlier run left, where this one may neither carry on nor begin anew."""
     folder = str(place.folder)
     if journal is None:
@@ -69,11 +71,11 @@ def _begun(plan: Plan, source: Source, place: Place, journal: Journal | None, op
             hint = f"move {folder} away, or name another output"
             yield Finding("output.exists", f"{folder} stands where the output is to be made", file=folder, hint=hint)
         return
-    same = journal.plan == plan.digest
+    same = plan is None or journal.plan == plan.digest
     left = (
         f"{folder} holds {journal.command} begun with plan {journal.plan[:12]}, {len(journal.shards)} shards finished"
     )
-    if options.resume and not same:
+    if plan and options.resume and not same:
         message = f"{left}; this is plan {plan.digest[:12]}"
         yield Finding("output.plan-differs", message, file=folder, hint="--overwrite instead of --resume begins anew")
     elif options.resume:
@@ -123,6 +125,12 @@ def _space(plan: Plan, source: Source, out: Path, options: Options) -> Iterator[
         untouched = any(shard.linked for shard in plan.shards) and options.link not in {"hard", "symlink"}
         hint = "--link hard takes no space for untouched shards" if untouched else f"free {needed - free:,} bytes"
         yield Finding("output.space", message, file=str(out), hint=hint, data=data)
+
+
+def _backend(options: Options) -> Iterator[Finding]:
+    if options.backend != "native" and find_spec(options.backend) is None:
+        hint = f"pip install 'ckptkit[{options.backend}]'"
+        yield Finding("usage.backend", f"{options.backend} is not installed here", hint=hint)
 
 
 def _device(plan: Plan, options: Options) -> Iterator[Finding]:

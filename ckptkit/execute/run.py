@@ -99,23 +99,26 @@ def _begin(plan: Plan, place: Place, work: Work) -> Journal:
 def _make_shards(plan: Plan, place: Place, done: Records, work: Work) -> Records:
     """Make the shards that are not ``done``, each with its line in the journal. Gives the records of all."""
     missing = list(to_write(plan, work.source, place, work.options, done))
-    _limit_torch(shard for shard, _ in missing)
+    _limit_torch(work.options.backend, (shard for shard, _ in missing))
     known = known_digests(read_manifest(work.source) or {}, work.source.files)
     records = dict(done)
     work.progress.start(len(missing), sum(size for _, size in missing))
     for shard, _ in missing:
         work.check()
-        record = make_shard(shard, place.folder, known, work)
-        _refuse(changed(file for file in _files_of(shard) if not _is_unchanged(work.source, file)))
+        try:
+            record = make_shard(shard, place.folder, known, work)
+        finally:
+            # Said rather than what it led to: a link to a file that is gone, say.
+            _refuse(changed(file for file in _files_of(shard) if not _is_unchanged(work.source, file)))
         append(place.folder, {"shard": record})
         records[shard.name] = record
         work.progress.shard(shard.name)
     return records
 
 
-def _limit_torch(shards: Iterable[Shard]) -> None:
+def _limit_torch(backend: str, shards: Iterable[Shard]) -> None:
     """One thread for each of torch's own calls: the executor's threads share the processors already."""
-    if any(step.op != COPY for shard in shards for step in shard.steps):
+    if backend == "native" and any(step.op != COPY for shard in shards for step in shard.steps):
         import torch
 
         torch.set_num_threads(1)

@@ -78,7 +78,7 @@ def _fill(
             for offset, view in parts:
                 write_at(descriptor, view, offset)
                 digests.add(view, offset)
-                work.progress.advance(len(view))
+            work.progress.advance(sum(len(part.view) for part in parts))
     return digests.whole()
 
 

@@ -39,7 +39,7 @@ def to_write(
 ) -> Iterator[tuple[Shard, int]]:
     """The shards that are not ``done``, each with the bytes it takes: none where a link is expected to do."""
     folder = nearest(place.folder)
-    links: dict[int, bool] = {}
+    links: dict[int | None, bool] = {}
     for shard in plan.shards:
         if shard.name in done:
             continue
@@ -47,10 +47,18 @@ def to_write(
             yield shard, shard.layout[1].file_size
             continue
         info = source.files[shard.source]
-        device = info.path.stat().st_dev
+        device = _device(info.path)
         if device not in links:
             links[device] = links_without_bytes(info.path, folder, options.link)
         yield shard, 0 if links[device] else info.size
+
+
+def _device(path: Path) -> int | None:
+    """The filesystem that a file lies on; None once it is gone, which is for the check of the source to say."""
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
 
 
 def peak_memory(plan: Plan, options: Options) -> int:

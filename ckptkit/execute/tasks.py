@@ -62,6 +62,9 @@ def _copy(runs: Iterable[Run], source: Source) -> list[Part]:
 
 def step_tasks(step: Step, places: Mapping[str, Entry], work: Work) -> Iterator[Task]:
     """The tasks of a computed step, once its inputs are measured; ``places`` says where its outputs lie."""
+    if work.options.backend == "llmcompressor" and "modules" in step.args:
+        yield partial(list, _make_whole(step, places, work))
+        return
     op = operation(step.op)
     state = _measured(op, step, work)
     for chunk in op.chunks([ref.spec for ref in step.inputs], step.args, work.options.chunk_bytes):
@@ -78,6 +81,19 @@ def _make(op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, 
         _, width = row_view(place.dtype, place.shape)
         parts.append(Part(place.start + write.row * width, array.reshape(-1).data))
     return parts
+
+
+def _make_whole(step: Step, places: Mapping[str, Entry], work: Work) -> list[Part]:
+    """A quantizing step made by llmcompressor: one at a time, since it takes whole tensors."""
+    from ..ops.llmcompressor_backend import make_whole
+
+    reads = [Read(index, 0, row_view(ref.dtype, ref.shape)[0]) for index, ref in enumerate(step.inputs)]
+    blocks = [read_block(work.source, ref, read) for ref, read in zip(step.inputs, reads, strict=True)]
+    with _named(step, reads):
+        arrays = make_whole(blocks, step.outputs, step.args, work.context)
+    return [
+        Part(places[spec.name].start, array.reshape(-1).data) for spec, array in zip(step.outputs, arrays, strict=True)
+    ]
 
 
 def _measured(op: Operation, step: Step, work: Work) -> Any:
@@ -131,6 +147,5 @@ def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
     except NonFinite as error:
         ref = step.inputs[list(reads)[error.index].tensor]
         message = f"{ref.file}: {ref.name} holds {error.what}"
-        kind = "nan" if "nan" in error.what.lower() else "inf"
         hint = "--set nonfinite=keep converts it all the same"
-        raise fail(f"data.{kind}", message, file=ref.file, tensor=ref.name, hint=hint) from None
+        raise fail(f"data.{error.what.lower()}", message, file=ref.file, tensor=ref.name, hint=hint) from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def _refusals(
     quantized = existing.quantized_modules(checkpoint)
     yield from refusals.ties(recipe, choices, tied_head(checkpoint))
     yield from existing.refusals(recipe, checkpoint, choices.values(), quantized)
-    yield from refusals.fused_differ(choices, quantized)
+    yield from refusals.fused_differ(recipe.groups, choices, quantized)
     yield from refusals.incomplete_layers(choices, checkpoint.tensors)
     yield from refusals.head_blocks(choices.values())
     yield from refusals.indivisible(choices, pieces)
@@ -121,6 +122,7 @@ def _work(
     replaced: dict[str, list[Step]] = {}
     added: dict[str, list[Step]] = defaultdict(list)
     sets: dict[str, dict[str, list[_Job]]] = defaultdict(lambda: defaultdict(list))
+    operation_for = _chooser(recipe)
     for choice in choices.values():
         if choice.group is not None:
             home = None if choice.from_embedding else choice.ref.name
@@ -134,7 +136,7 @@ def _work(
         for file, jobs in by_file.items():
             partners = [job.piece for other, theirs in by_file.items() if other != file for job in theirs]
             home = jobs[0].home
-            (added[file] if home is None else replaced[home]).append(_quantize_step(recipe, jobs, partners))
+            (added[file] if home is None else replaced[home]).append(_quantize_step(jobs, partners, operation_for))
     rules = {choice.ref.name: choice.rule for choice in choices.values() if not choice.from_embedding}
     return Work(replaced, added, rules)
 
@@ -151,13 +153,27 @@ def _set_key(job: _Job) -> str:
     return job.piece.module
 
 
-def _quantize_step(recipe: Recipe, jobs: list[_Job], partners: list[Slice]) -> Step:
+Chooser = Callable[[str, str], tuple[str, dict[str, Any]]]
+
+
+def _chooser(recipe: Recipe) -> Chooser:
+    """A function from a group's name and a weight's dtype to the operation and its arguments."""
+    schemes = {group.name: group.scheme for group in recipe.groups}
+
+    @cache
+    def choose(group: str, dtype: str) -> tuple[str, dict[str, Any]]:
+        scheme = schemes[group]
+        return select_operation(scheme.weights.model_dump(mode="json"), scheme.format, dtype, recipe.arithmetic)
+
+    return choose
+
+
+def _quantize_step(jobs: list[_Job], partners: list[Slice], operation_for: Chooser) -> Step:
     """One step for slices of one file; ``partners``, of other files, are read for their maximum only."""
     group = jobs[0].group
     pieces = [*(job.piece for job in jobs), *partners]
-    weights = group.scheme.weights.model_dump(mode="json")
-    op, args = select_operation(weights, group.scheme.format, pieces[0].ref.dtype, recipe.arithmetic)
-    args = {"modules": [job.piece.module for job in jobs], **args}
+    op, chosen = operation_for(group.name, pieces[0].ref.dtype)
+    args = {"modules": [job.piece.module for job in jobs], **chosen}
     if any(piece.columns for piece in pieces):
         args["columns"] = [piece.columns for piece in pieces]
     refs = tuple(piece.ref for piece in pieces)

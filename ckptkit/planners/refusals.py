@@ -11,7 +11,7 @@ from ..families import Kind, experts_of, fused_set
 from ..header import FLOATS
 from ..names import split
 from ..plan import Ref, canonical
-from ..recipe import Recipe
+from ..recipe import Group, Recipe
 from ..schemes import config_group, problems
 from .experts import Slice
 from .selection import Choice
@@ -44,14 +44,17 @@ def head_blocks(choices: Iterable[Choice]) -> Iterator[Finding]:
             yield Finding("plan.head-block-fp8", message, tensor=choice.ref.name, hint=hint)
 
 
-def fused_differ(choices: Mapping[str, Choice], quantized: Collection[str]) -> Iterator[Finding]:
+def fused_differ(
+    groups: Iterable[Group], choices: Mapping[str, Choice], quantized: Collection[str]
+) -> Iterator[Finding]:
     """``recipe.fused-differ``: what engines load into one layer, under different schemes or one of it ignored.
 
     ``quantized`` are modules quantized on disk already: beside a part that is to be quantized they differ too.
     """
+    schemes = {group.name: _state_of(group) for group in groups}
     layers: dict[str, dict[str, _State]] = defaultdict(dict)
     for module in (*choices, *quantized):
-        state = _state(choices, quantized, module)
+        state = _state(choices.get(module), module in quantized, schemes)
         for layer in _layers_of(module, module in choices and choices[module].is_experts):
             if state is not None:
                 layers[layer][module] = state
@@ -83,14 +86,16 @@ class _State(NamedTuple):
     text: str
 
 
-def _state(choices: Mapping[str, Choice], quantized: Collection[str], member: str) -> _State | None:
-    choice = choices.get(member)
+def _state_of(group: Group) -> _State:
+    return _State(canonical(config_group(group.scheme, [])), group.scheme.describe())
+
+
+def _state(choice: Choice | None, quantized: bool, schemes: Mapping[str, _State]) -> _State | None:
     if choice is not None and choice.group is not None:
-        scheme = choice.group.scheme
-        return _State(canonical(config_group(scheme, [])), scheme.describe())
+        return schemes[choice.group.name]
     if choice is not None and choice.ref.dtype in FLOATS:
         return _State("", "left as it is")
-    return _State("quantized", "quantized already") if member in quantized else None
+    return _State("quantized", "quantized already") if quantized else None
 
 
 def incomplete_layers(choices: Mapping[str, Choice], tensors: Mapping[str, Ref]) -> Iterator[Finding]:

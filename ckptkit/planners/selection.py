@@ -77,7 +77,7 @@ def tied_head(checkpoint: Checkpoint) -> tuple[str, Ref] | None:
     """The head's module name and the embedding it is tied to, where the config ties them."""
     if checkpoint.config is None or not is_tied(checkpoint.config):
         return None
-    embedding = embedding_of(checkpoint.tensors)
+    embedding = embedding_of(checkpoint.tensors, checkpoint.config)
     head = head_of(embedding) if embedding is not None else None
     return None if head is None else (head, checkpoint.tensors[f"{embedding}.weight"])
 

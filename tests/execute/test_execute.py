@@ -229,3 +229,21 @@ def test_an_operation_that_leaves_a_gap_is_a_bug_and_nothing_is_published(
     with pytest.raises(RuntimeError):
         run(source, out)
     assert not out.exists()
+
+
+def test_few_files_stay_open(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("open files are counted in /proc")
+    monkeypatch.setattr("ckptkit.source.KEPT_OPEN", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    most = 0
+
+    class Counting(Meter):
+        def shard(self, name: str) -> None:
+            nonlocal most
+            most = max(most, len(os.listdir("/proc/self/fd")))
+
+    run(source, out, Counting(), link="copy")
+    assert most <= before + 2  # the lock, and one file of the source
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert lab.same_tensors(lab.tensors_of(out), lab.expected(source))

@@ -172,6 +172,19 @@ def test_a_source_that_changed_since(tmp_path: Path, out: Path, harm: Callable[[
     assert not out.exists()
 
 
+@pytest.mark.parametrize("link", ["hard", "copy"])
+def test_a_source_that_vanishes_meanwhile(tmp_path: Path, out: Path, link: str) -> None:
+    folder = lab.make_checkpoint(tmp_path / "mine")
+
+    class Removing(Meter):
+        def shard(self, finished: str) -> None:
+            (folder / shard_name(3)).unlink(missing_ok=True)
+
+    error = refused(folder, out, Removing(), link=link)
+    assert [(finding.id, finding.file) for finding in error.findings] == [("source.changed", shard_name(3))]
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("moment", "name"), [(1, shard_name(0)), (2, shard_name(2)), (4, shard_name(3)), (4, "assets/notes.txt")]
 )

@@ -144,7 +144,10 @@ def test_a_file_where_a_parent_should_be(source: Path, tmp_path: Path) -> None:
     assert (ids(error), error.exit_code) == (["output.write"], OUTPUT)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "ckptkit.json", ".ckptkit.lock", "part1.safetensors", "x.partial"])
+OWN = [".ckptkit.lock", ".ckptkit.journal", "ckptkit.json", "SHA256SUMS", f"{lab.shard_name(1)}.partial"]
+
+
+@pytest.mark.parametrize("name", [*OWN, "../x", "a/../../x", "/etc/x", lab.shard_name(1)])
 def test_names_that_a_file_of_the_output_may_not_have(source: Path, out: Path, name: str) -> None:
     with open_source(str(source)) as opened:
         plan = dataclasses.replace(lab.make_plan(opened), sidecars=(Sidecar(name, "text"),))
@@ -163,6 +166,24 @@ def test_a_device_on_which_the_bytes_are_not_known_to_be_equal(source: Path, out
 def test_all_that_is_wrong_is_said_at_once(source: Path, out: Path) -> None:
     occupy_folder(out)
     assert set(ids(refusal(source, out, device="cuda"))) == {"output.exists", "usage.device"}
+
+
+def test_without_a_plan_what_is_wrong_with_the_output_is_said(
+    source: Path, out: Path, abandoned: Callable[..., None]
+) -> None:
+    with open_source(str(source)) as opened:
+        assert preflight(None, opened, out, Options()) == []
+        assert [finding.id for finding in preflight(None, opened, source / "out", Options())] == ["output.same"]
+        abandoned()
+        assert preflight(None, opened, out, Options(resume=True)) == []
+        occupy_folder(out)
+        assert [finding.id for finding in preflight(None, opened, out, Options())] == ["output.exists"] * 2
+
+
+def test_a_backend_that_is_not_installed(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptkit.execute.refusals.find_spec", lambda name: None)
+    error = refusal(source, out, backend="llmcompressor")
+    assert (ids(error), error.exit_code) == (["usage.backend"], USAGE)
 
 
 def test_a_weight_that_is_not_finite(source: Path, out: Path, tmp_path: Path) -> None:

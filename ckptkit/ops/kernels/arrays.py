@@ -51,7 +51,7 @@ def largest(x: Tensor) -> Tensor:
 
 
 def over(x: Tensor, divisor: float) -> Tensor:
-    """``x / divisor`` in x's dtype. On a GPU a tensor divides; a number is multiplied by as its reciprocal."""
+    """``x / divisor``, rounded once to x's dtype: by a plain number CUDA would multiply with its reciprocal."""
     return x / torch.tensor(divisor, dtype=x.dtype, device=x.device)
 
 
