@@ -17,6 +17,8 @@ from .stored import SCALES, WEIGHTS, Quantization, declared_quantization, split_
 from .survey import Module, Survey, keyed, survey
 
 _UP_TO_INDEX = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")
+# Unlike ``scale``, these names stand for nothing else.
+_SCALES_ONLY = (".weight_scale", ".weight_scale_inv")
 _FIRST_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -200,24 +202,31 @@ def _format_warnings(found: Survey, quantization: Quantization | None) -> Iterat
 
 
 def _scale_warnings(found: Survey) -> Iterator[Finding]:
-    """Quantized weights without a scale, and scales without a weight; names are looked at only where counts differ."""
-    short = any(
-        module.stored.lacks_scale
-        or any(module.weight.number != module.companions[part].number for part in SCALES if part in module.companions)
-        for module in found.modules
-        if module.stored.quantized
-    )
-    if not short:
+    """Quantized weights without a scale, and scales without a weight; names are looked at only where cells differ."""
+    quantized = [module for module in found.modules if module.stored.quantized]
+    if not any(map(_lacks_scales, quantized)) and not _orphans(found):
         return
-    quantized = {module.weight.key for module in found.modules if module.stored.quantized}
-    weights = {split_name(ref.name)[0]: ref for ref, key in keyed(found.tensors) if key in quantized}
+    keys = {module.weight.key for module in quantized}
+    weights = {split_name(ref.name)[0]: ref for ref, key in keyed(found.tensors) if key in keys}
     scales = {split_name(ref.name)[0]: ref for ref in found.tensors if split_name(ref.name)[1] in SCALES}
     for name in sorted(weights.keys() - scales.keys()):
         ref = weights[name]
         yield _warning("names.weight-without-scale", f"{ref.name} has no scale", file=ref.file, tensor=ref.name)
     for name in sorted(scales.keys() - weights.keys()):
         ref = scales[name]
-        yield _warning("names.scale-without-weight", f"{ref.name} has no weight", file=ref.file, tensor=ref.name)
+        if ref.name.endswith(_SCALES_ONLY):
+            yield _warning("names.scale-without-weight", f"{ref.name} has no weight", file=ref.file, tensor=ref.name)
+
+
+def _lacks_scales(module: Module) -> bool:
+    numbers = [module.companions[part].number for part in SCALES if part in module.companions]
+    return module.stored.lacks_scale or any(number != module.weight.number for number in numbers)
+
+
+def _orphans(found: Survey) -> bool:
+    """Whether there are scales in a place that has no weights."""
+    beside = {cell.key for module in found.modules for cell in module.companions.values()}
+    return any(cell.first.name.endswith(_SCALES_ONLY) and cell.key not in beside for cell in found.cells.values())
 
 
 def _tie_warnings(config: Mapping[str, Any], embedding: str | None, names: Iterable[str]) -> Iterator[Finding]:

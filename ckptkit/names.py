@@ -15,6 +15,8 @@ from .patterns import REGEX, pattern
 
 Indices = tuple[str, ...]
 
+_INDEX = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+
 # What may stand in a regex that matches either all names of a template or none: it sees no digit and counts none.
 _BLIND = re.compile(r"(?:\.[*+]\??|\\d\+|\\\.|\\-|\(\?:|\)\?|[A-Za-z_()|^$:-])*")
 
@@ -22,9 +24,8 @@ _BLIND = re.compile(r"(?:\.[*+]\??|\\d\+|\\\.|\\-|\(\?:|\)\?|[A-Za-z_()|^$:-])*"
 @lru_cache(maxsize=1 << 18)
 def split(name: str) -> tuple[str, Indices]:
     """A name as (template, indices): ``("model.layers.#.mlp", ("3",))``."""
-    parts = name.split(".")
-    indices = tuple(part for part in parts if part.isdecimal())
-    return (".".join("#" if part.isdecimal() else part for part in parts), indices) if indices else (name, ())
+    indices = tuple(_INDEX.findall(name))
+    return (_INDEX.sub("#", name), indices) if indices else (name, ())
 
 
 def uniform(text: str) -> bool:

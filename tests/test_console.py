@@ -43,9 +43,10 @@ def test_numbers_in_words() -> None:
 
 
 def test_file_and_tensor_come_first_unless_the_message_names_them() -> None:
-    assert finding_text(Finding("a.b", "is short", file="f", tensor="t")) == "f: t: is short"
-    assert finding_text(Finding("a.b", "f: t is short", file="f", tensor="t")) == "f: t is short"
-    assert finding_text(Finding("a.b", "f is short", file="f", tensor="x.y")) == "x.y: f is short"
+    subjects = {"file": "x.json", "tensor": "lm_head"}
+    assert finding_text(Finding("a.b", "too short", **subjects)) == "x.json: lm_head: too short"
+    assert finding_text(Finding("a.b", "x.json: lm_head is short", **subjects)) == "x.json: lm_head is short"
+    assert finding_text(Finding("a.b", "x.json is short", **subjects)) == "lm_head: x.json is short"
 
 
 def test_the_result_goes_to_stdout_and_warnings_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 from ..errors import fail
 from .staging import PARTIAL, Place
 
+# Bytes for one call: larger writes into a hole were measured to take up to ten times the time (ext4, Linux 6.18).
+PIECE = 1 << 20
+
 # What filesystems without synchronised folders answer; there is nothing more that could be done there.
 _NOT_SYNCHRONISED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF}
 
@@ -52,7 +55,7 @@ def created(path: Path, mode: int | None) -> Iterator[int]:
 def write_at(descriptor: int, view: memoryview, offset: int) -> None:
     """Write all of ``view`` (bytes) at ``offset``."""
     while view:
-        count = os.pwrite(descriptor, view, offset)
+        count = os.pwrite(descriptor, view[:PIECE], offset)
         view, offset = view[count:], offset + count
 
 

@@ -52,34 +52,26 @@ def planned_entries(shard: Shard) -> list[Entry]:
 
 def _copy(shard: Shard, file: str, path: Path, work: Work) -> dict[str, str]:
     info = work.source.files[file]
-    tasks = copy_tasks([Run(file, 0, 0, info.size)], work)
-    return _fill(path, info.size, info.mode, planned_entries(shard), tasks, work)
+    with created(path, info.mode) as descriptor:
+        target = _Target(descriptor, planned_entries(shard))
+        _copy_runs([Run(file, 0, 0, info.size)], target, work)
+    return target.digests()
 
 
 def _write(shard: Shard, path: Path, work: Work) -> dict[str, str]:
     header, layout = shard.layout
     places = {entry.name: entry for entry in layout.entries}
-    copies = [step for step in shard.steps if step.op == COPY]
-    # Computed tensors come first: a weight that cannot be converted is found before bytes are copied.
-    computed = (task for step in shard.steps if step.op != COPY for task in step_tasks(step, places, work))
-    first: Task = partial(list, [Part(0, memoryview(header))])
-    tasks = chain([first], computed, copy_tasks(_runs(copies, places), work))
     mode = work.source.files[shard.source].mode if shard.source else None
-    return _fill(path, layout.file_size, mode, layout.entries, tasks, work)
-
-
-def _fill(
-    path: Path, size: int, mode: int | None, entries: Sequence[Entry], tasks: Iterable[Task], work: Work
-) -> dict[str, str]:
-    digests = _Digests(entries)
     with created(path, mode) as descriptor:
-        os.ftruncate(descriptor, size)
-        for parts in work.in_order(tasks):
+        target = _Target(descriptor, layout.entries)
+        target.write(0, memoryview(header))
+        # Computed tensors come first: a weight that cannot be converted is found before bytes are copied.
+        computed = (task for step in shard.steps if step.op != COPY for task in step_tasks(step, places, work))
+        for parts in work.in_order(computed):
             for offset, view in parts:
-                write_at(descriptor, view, offset)
-                digests.add(view, offset)
-            work.progress.advance(sum(len(part.view) for part in parts))
-    return digests.whole()
+                target.write(offset, view)
+        _copy_runs(...)
+    return target.digests()
 
 
 def _runs(copies: Iterable[Step], places: Mapping[str, Entry]) -> list[Run]:

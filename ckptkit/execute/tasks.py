@@ -25,41 +25,6 @@ class Part(NamedTuple):
 Task = Callable[[], list[Part]]
 
 
-class Run(NamedTuple):
-    """``size`` bytes of a source file from ``start`` on, which go to ``target`` as they are."""
-
-    file: str
-    start: int
-    target: int
-    size: int
-
-
-def copy_tasks(runs: Iterable[Run], work: Work) -> Iterator[Task]:
-    """Tasks of about ``chunk_bytes`` each: long runs are cut, short ones share a task."""
-    budget = work.options.chunk_bytes
-    batch: list[Run] = []
-    size = 0
-    for run in runs:
-        for done in range(0, run.size, budget):
-            piece = Run(run.file, run.start + done, run.target + done, min(budget, run.size - done))
-            if size + piece.size > budget and batch:
-                yield partial(_copy, batch, work.source)
-                batch, size = [], 0
-            batch.append(piece)
-            size += piece.size
-    if batch:
-        yield partial(_copy, batch, work.source)
-
-
-def _copy(runs: Iterable[Run], source: Source) -> list[Part]:
-    parts = []
-    for run in runs:
-        view = memoryview(bytearray(run.size))
-        source.read_into(run.file, run.start, view)
-        parts.append(Part(run.target, view))
-    return parts
-
-
 def step_tasks(step: Step, places: Mapping[str, Entry], work: Work) -> Iterator[Task]:
     """The tasks of a computed step, once its inputs are measured; ``places`` says where its outputs lie."""
     if work.options.backend == "llmcompressor" and "modules" in step.args:

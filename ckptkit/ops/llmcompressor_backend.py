@@ -30,7 +30,7 @@ def make_whole(
     converter = _converter(args)
     from .kernels.arrays import largest, matrix, raw
 
-    weights = [matrix(block, index, args, context.device) for index, block in enumerate(blocks)]
+    weights = [matrix(block, context.device, _columns(args, index)) for index, block in enumerate(blocks)]
     for index, weight in enumerate(weights):
         if context.nonfinite_error and len(weight):
             try:
@@ -41,6 +41,13 @@ def make_whole(
     made = converter.process({f"{name}.weight": weight for name, weight in zip(names, weights, strict=True)})
     known = dict(zip(args["modules"], names, strict=False))
     return [raw(made[f"{known[module]}.{suffix}"]) for module, _, suffix in (o.name.rpartition(".") for o in outputs)]
+
+
+def _columns(args: Args, index: int) -> slice | None:
+    if "columns" not in args:
+        return None
+    start, step, count = (args["columns"][index][key] for key in ("start", "step", "count"))
+    return slice(start, start + count * step, step)
 
 
 def _converter(args: Args) -> Any:

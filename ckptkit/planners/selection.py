@@ -167,9 +167,11 @@ def _unmatched(recipe: Recipe, choices: Iterable[Choice], modules: set[str]) -> 
 
 def _target_unmatched(group: Group, target: str, lost: Choice | None, modules: set[str]) -> Finding:
     close = None
-    if lost is None:
+    if lost is None and target in CLASS_TARGETS:
+        reason = "no weight that is left to it is a floating matrix of a Linear"
+    elif lost is None:
         reason = "no weight of the checkpoint has such a name"
-        close = None if target in CLASS_TARGETS else nearest(target, modules)
+        close = nearest(target, modules)
     elif lost.group is not None:
         reason = f"{lost.module} is won by groups.{lost.group.name}, which stands before it"
     elif lost.ignores:

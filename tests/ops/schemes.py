@@ -92,4 +92,4 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
 def bytes_of(tensor: Tensor) -> bytes:
     import torch
 
-    return tensor.flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy().tobytes()

@@ -44,7 +44,7 @@ GENERIC: dict[str, tuple[dict[str, Any], str]] = {
     "asymmetric": ({**INT, "num_bits": 3, "strategy": "group", "group_size": 32, "symmetric": False}, "pack-quantized"),
     "tensor": ({**INT, "num_bits": 8, "strategy": "tensor", "symmetric": False}, "int-quantized"),
 }
-ALL = {**SCHEMES, **{name: scheme for name, scheme in GENERIC.items()}}
+ALL = SCHEMES | GENERIC
 
 
 def chosen(name: str, dtype: str = "BF16", **more: Any) -> tuple[str, dict[str, Any]]:

@@ -52,7 +52,7 @@ def _kernel(id: str) -> Kernel:
 
 def make(id: str, block: Block, chunk: Chunk, args: Args, state: Any, context: Context) -> list[np.ndarray[Any, Any]]:
     """The bytes of each output that the chunk writes."""
-    w = matrix(block, chunk.reads[0].tensor, args, context.device)
+    w = matrix(block, context.device, _columns(args))
     weight = Weight(0, block.dtype, *w.shape)
     made = outputs(weight, args)
     # On a GPU the chunk is one tile: launches cost there, not caches.
@@ -63,6 +63,11 @@ def make(id: str, block: Block, chunk: Chunk, args: Args, state: Any, context: C
     if len(chunk.writes) == len(made):
         found |= _at_end(w, chunk.writes[0].row + len(w), args, state)
     return [raw(found.get(out.suffix, w[:0])) for out in made[: len(chunk.writes)]]
+
+
+def _columns(args: Args) -> slice | None:
+    """Of columns that do not lie side by side, a read brings what lies between as well."""
+    return slice(None, None, args["columns"][0]["step"]) if "columns" in args else None
 
 
 def _encode(id: str, w: Tensor, args: Args, state: Any, context: Context) -> dict[str, Tensor]:
@@ -92,7 +97,7 @@ def _at_end(w: Tensor, rows: int, args: Args, state: Any) -> dict[str, Tensor]:
 
 def measure(block: Block, args: Args, context: Context) -> list[float]:
     """Greatest value, least value negated (both the largest magnitude if the scheme is symmetric), 1 for a NaN."""
-    w = matrix(block, 0, args, context.device)
+    w = matrix(block, context.device, _columns(args))
     if not len(w):
         return [0.0, 0.0, 0.0]
     try:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import Args, Block, NonFinite
+from .. import Block, NonFinite
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
@@ -20,21 +20,22 @@ _BITS = {
     torch.float64: (torch.int64, (1 << 63) - 1, 0x7FF << 52),
 }
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-def matrix(block: Block, index: int, args: Args, device: str) -> Tensor:
-    """The rows of a weight that a read of input ``index`` brought: [rows, cols], contiguous, on ``device``."""
+
+def matrix(block: Block, device: str, columns: slice | None = None) -> Tensor:
+    """What a read brought, on ``device``: as it lies, or some of its columns transposed to contiguous rows."""
     shape = (block.rows, block.cols)
     dtype = DTYPES[block.dtype]
     found = torch.frombuffer(block.data, dtype=dtype).view(shape) if block.data else torch.empty(shape, dtype=dtype)
-    if "columns" in args:
-        found = found[:, :: args["columns"][index]["step"]].T.contiguous()
-    return found.to(device)
+    found = found.to(device)
+    return found if columns is None else found[:, columns].T.contiguous()
 
 
 def raw(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's bytes."""
-    data: np.ndarray[Any, Any] = tensor.flatten().cpu().view(torch.uint8).numpy()
-    return data
+    """A tensor's bytes, flat."""
+    words = tensor.flatten().cpu().view(_WORDS[tensor.itemsize]).numpy()
+    return words.view(np.uint8)
 
 
 def largest(x: Tensor) -> Tensor:
