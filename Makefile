@@ -17,17 +17,17 @@ help:
 	@echo 'make clean      remove .venv, .cache and what tools left behind'
 
 demo: .venv/gguf.stamp
-	@$(BIN)/python demo/source.py $(SOURCE)
-	$(QUANTIZE) --dry-run
-	$(QUANTIZE)
-	$(BIN)/ckptkit inspect $(RESULT)
+	@$(BIN)/python demo/source.py $(SOURCE) && echo
+	$(QUANTIZE) --dry-run && echo
+	$(QUANTIZE) && echo
+	$(BIN)/ckptkit inspect $(RESULT) && echo
 	@$(BIN)/python demo/decode.py $(SOURCE) $(RESULT)
 
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-slow: .venv/dev.stamp
 	$(BIN)/pytest -m 'slow and not engine and not gpu'

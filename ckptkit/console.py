@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
-from .errors import OK, Finding, fail
+from .errors import OK, Finding, UserError, fail
 
 SHOWN_PER_ID = 20
 SECONDS_BETWEEN_LINES = 10.0
@@ -72,9 +72,10 @@ class Console:
     def failure(self, findings: Sequence[Finding], exit_code: int) -> None:
         """Print why a run ended early."""
         if self.settings.json:
-            self._document(exit_code, findings, {})
-        else:
-            self._talk(self._finding_lines(findings))
+            with contextlib.suppress(UserError):  # unless stdout itself is what failed
+                self._document(exit_code, findings, {})
+                return
+        self._talk(self._finding_lines(findings))
 
     def warn(self, findings: Iterable[Finding]) -> None:
         """Print findings that do not end the run; under ``--json`` they go into the result's document instead."""
@@ -285,7 +286,8 @@ def _bar(label: str, color_system: Any) -> Iterator[Callable[[Progress, bool], N
 
     terminal = Terminal(stderr=True, color_system=color_system, no_color=color_system is None)
     words = TextColumn("{task.fields[words]}", markup=False)
-    with Bars(TextColumn(label, markup=False), BarColumn(30), TaskProgressColumn(), words, console=terminal) as bars:
+    bar = BarColumn(max(5, min(40, terminal.width - 80)))
+    with Bars(TextColumn(label, markup=False), bar, TaskProgressColumn(), words, console=terminal) as bars:
         task = bars.add_task(label, total=None, words="")
         yield lambda meter, last: bars.update(
             task, completed=meter.bytes, total=meter.total_bytes or None, words=str(meter)

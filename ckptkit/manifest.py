@@ -103,7 +103,8 @@ def read_manifest(source: Source) -> dict[str, Any] | None:
 def known_digests(content: Mapping[str, Any], files: Mapping[str, FileInfo]) -> dict[str, dict[str, str]]:
     """By file, the tensor digests that a source's manifest holds; only of files that it still describes."""
     known: dict[str, dict[str, str]] = {}
-    for record in content.get("shards", ()):
+    records = content.get("shards")
+    for record in records if isinstance(records, list) else ():
         match record:
             case {"name": str(name), "size": size, "mtime_ns": mtime, "tensors": dict() as tensors}:
                 if name in files and [files[name].size, files[name].mtime_ns] == [size, mtime]:

@@ -32,8 +32,8 @@ def global_options(*, environment: bool) -> list[click.Option]:
     """The options that every command has; ``environment`` says if variables set them too."""
 
     def option(*declarations: str, help: str, **changes: Any) -> click.Option:
-        attributes: dict[str, Any] = {"callback": _set, "is_flag": True, "expose_value": False, **changes}
-        return click.Option(declarations, help=help, allow_from_autoenv=environment, **attributes)
+        attributes: dict[str, Any] = {"callback": _set, "is_flag": True, "allow_from_autoenv": environment, **changes}
+        return click.Option(declarations, help=help, expose_value=False, **attributes)
 
     colors = click.Choice(["auto", "always", "never"])
     return [
@@ -43,7 +43,7 @@ def global_options(*, environment: bool) -> list[click.Option]:
         option("--color", type=colors, is_flag=False, help="Colour the output (default: on a terminal)."),
         option("--no-progress", help="Show no progress."),
         option("--debug", help="Show the traceback of an error."),
-        option("--version", help="Print the version.", callback=_show_version),
+        option("--version", help="Print the version.", callback=_show_version, allow_from_autoenv=False),
     ]
 
 
@@ -56,13 +56,11 @@ class Command(click.Command):
         self.params += self._globals
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shared = {id(option) for option in self._globals}
-        records = [(id(param) in shared, param.get_help_record(ctx)) for param in self.get_params(ctx)]
-        for title, is_shared in (("Options", False), ("Global options", True)):
-            rows = [record for flag, record in records if record and flag is is_shared]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own = [option for option in options if option not in self._globals]
+        for title, listed in (("Options", own), ("Global options", self._globals)):
+            with formatter.section(title):
+                formatter.write_dl([record for option in listed if (record := option.get_help_record(ctx))])
 
 
 def resume_command(arguments: Sequence[str]) -> str:

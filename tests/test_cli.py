@@ -252,11 +252,13 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_stdout_is_an_output_fault() -> None:
+@pytest.mark.parametrize("form", [[], ["--json"], ["--quiet"]])
+def test_a_full_stdout_is_an_output_fault(form: list[str]) -> None:
     with open("/dev/full", "w") as stdout:
-        ended = run("recipes", stdout=stdout)
+        ended = run("recipes", *form, stdout=stdout)
     assert ended.returncode == OUTPUT
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_the_module_can_be_run() -> None:

@@ -162,6 +162,10 @@ def _measure(block: Block, args: Args, context: Context) -> list[float]:
     return measure(block, args, context)
 
 
-_IDS = ("pack_int@1", "int8@1", "fp8_channel@1", "fp8_block@1", "mxfp8@1", "nvfp4@1", "mxfp4@1", "ct_generic@1")
+_NATIVE = ("pack_int@1", "int8@1", "fp8_channel@1", "fp8_block@1", "mxfp8@1", "nvfp4@1", "mxfp4@1")
+_GENERIC = "ct_generic@1"  # compressed-tensors' own functions, which compute in other steps on a GPU
 
-OPERATIONS = {id: Operation(id, specs, chunks, partial(_make, id), measures, _measure) for id in _IDS}
+OPERATIONS = {
+    id: Operation(id, specs, chunks, partial(_make, id), measures, _measure, bits_on_cuda=id != _GENERIC)
+    for id in (*_NATIVE, _GENERIC)
+}

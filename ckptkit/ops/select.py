@@ -29,6 +29,8 @@ def select(
         raise fail("recipe.scheme", message, hint="ignore these modules, or convert them to BF16 first")
     q = {name: scheme_weights.get(name, default) for name, default in _FIELDS.items()}
     id = (source_dtype != "F64" and _native(q, format)) or "ct_generic@1"
+    if q["strategy"] == "channel":
+        q["group_size"] = None  # -1 says the same
     if q["symmetric"]:
         q["zp_dtype"] = None
     elif q["zp_dtype"] is None:

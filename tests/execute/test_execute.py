@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +220,14 @@ def test_a_plan_of_copies_imports_no_torch(source: Path, out: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
 
 
-def test_an_operation_that_leaves_a_gap_is_a_bug_and_nothing_is_published(
-    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda chunks: chunks[1:], lambda chunks: chunks[:-1], lambda chunks: chunks[::-1], lambda chunks: chunks * 2],
+)
+def test_an_operation_that_fills_no_whole_tensor_is_a_bug_and_nothing_is_published(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[Any]], list[Any]]
 ) -> None:
-    def chunks(*args: Any) -> Any:
-        return (chunk for number, chunk in enumerate(lab._chunks(*args)) if number != 1)
-
-    broken = lab.Operation(lab.FLIP, lab._specs, chunks, lab._make, lab._measures, lab._measure)
+    broken = dataclasses.replace(lab.OPERATION, chunks=lambda *args: iter(spoil([*lab.OPERATION.chunks(*args)])))
     monkeypatch.setattr("ckptkit.execute.tasks.operation", lambda id: broken)
     with pytest.raises(RuntimeError):
         run(source, out)

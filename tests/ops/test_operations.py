@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,10 @@ def test_arguments_hold_what_decides_the_bytes_and_no_more() -> None:
     same = select(SCHEMES["pack_int@1"][0], "pack-quantized", "BF16", "compat")
     assert select(weights, "pack-quantized", "BF16", "compat") == same
     assert select(weights, "pack-quantized", "BF16", "float32") != same
+    channel = select({"num_bits": 8, "strategy": "channel"}, "pack-quantized", "BF16", "compat")
+    assert (
+        select({"num_bits": 8, "strategy": "channel", "group_size": -1}, "pack-quantized", "BF16", "compat") == channel
+    )
     assert select(*SCHEMES["mxfp4@1"], "BF16", "float32") == select(*SCHEMES["mxfp4@1"], "BF16", "compat")
 
 
@@ -96,6 +101,16 @@ def test_planning_imports_no_torch() -> None:
         "assert not {'torch', 'numpy', 'compressed_tensors'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_own_kernels_do_without_compressed_tensors() -> None:
+    program = (
+        "import sys; from ops.runner import run; from ops.samples import normal\n"
+        "from ops.test_operations import SCHEMES, chosen\n"
+        "[run(*chosen(name), {'m.weight': normal(8, 96, 'BF16')}) for name in SCHEMES]\n"
+        "assert 'torch' in sys.modules and 'compressed_tensors' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.mark.parametrize("name", ALL)

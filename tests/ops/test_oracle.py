@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ckptkit.ops.select import select
 from ops import oracle
-from ops.runner import DTYPES, NAMES, run
+from ops.runner import NAMES, run
 from ops.samples import SOURCES, difficult, from_bits, normal
 from ops.schemes import bytes_of
 
@@ -27,9 +27,8 @@ MX = {**FLOAT, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint
 def made(
     w: Tensor, weights: dict[str, Any], format: str, arithmetic: str = "compat", budget: int = 5000
 ) -> dict[str, Tensor]:
-    """What the chosen operation makes of a weight, by suffix; never the generic one."""
+    """What the chosen operation makes of a weight, by suffix."""
     id, args = select(weights, format, NAMES[w.dtype], arithmetic)
-    assert id != "ct_generic@1"
     found = run(id, {**args, "modules": ["m"]}, {"m.weight": w}, budget)
     return {name.removeprefix("m."): tensor for name, tensor in found.items()}
 
@@ -106,6 +105,13 @@ class TestFormats:
         assert bytes_of(found["weight"]) == codes
 
 
+@pytest.mark.parametrize("arithmetic", ["compat", "float32"])
+@pytest.mark.parametrize("bits", [2, 3, 5, 6, 7])
+def test_unusual_widths(bits: int, arithmetic: str) -> None:
+    """The generic operation: both arithmetics there too."""
+    assert_packed(normal(50, 128, "BF16"), bits, 32, arithmetic, 5000)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.1, 1e-3, 1e-5])
 def test_nvfp4_of_small_float16(scale: float) -> None:
     w = normal(20, 128, "F16") * scale
@@ -145,4 +151,15 @@ def test_float32_arithmetic_is_no_worse() -> None:
     errors = [(found["weight"].double() * scale - w.double()).abs() for found in (compat, wide)]
     assert (errors[1] <= errors[0] + 1e-12).all()
     assert errors[1].square().mean() < 0.95 * errors[0].square().mean()
-    assert set(DTYPES) >= set(SOURCES)
+
+
+def test_float32_arithmetic_of_asymmetric_schemes() -> None:
+    """Codes of w / scale + zero point in float32, under the scales and zero points of the other arithmetic."""
+    w = normal(64, 256, "BF16") + 0.01
+    scheme = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": False}
+    compat, wide = (made(w, scheme, "int-quantized", arithmetic) for arithmetic in ("compat", "float32"))
+    assert torch.equal(compat["weight_scale"], wide["weight_scale"])
+    assert torch.equal(compat["weight_zero_point"], wide["weight_zero_point"])
+    ratio = w.float().numpy() / wide["weight_scale"].float().numpy() + wide["weight_zero_point"].float().numpy()
+    assert np.array_equal(wide["weight"].numpy(), np.rint(ratio.clip(-128, 127)))
+    assert not torch.equal(compat["weight"], wide["weight"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ckptkit.ops import Context
-from ops.runner import DTYPES, run
+from ops.runner import run
 from ops.samples import SOURCES, difficult, normal
 from ops.schemes import EXPLICIT, PRESETS, chosen, differing, library, ours
 
@@ -63,7 +63,12 @@ def test_what_is_not_finite_is_kept_as_the_library_keeps_it(name: str, dtype: st
     w = normal(200, 256, dtype)
     w[7, 3] = w[120, 200] = bad
     made = ours(name, {LAYER: w}, 20_000, Context(nonfinite_error=False))
-    assert differing(made, library(name, {LAYER: w})) == []
+    assert differing(any_nan(made), any_nan(library(name, {LAYER: w}))) == []
+
+
+def any_nan(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    """NaN made one NaN: which of them a conversion gives depends on where in a vector it is, in the library too."""
+    return {name: t.double().nan_to_num_(nan=1e300) if t.is_floating_point() else t for name, t in made.items()}
 
 
 FUSED = {
@@ -94,4 +99,3 @@ def test_the_presets_are_all_there_are() -> None:
     from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 
     assert set(PRESETS) == PRESET_SCHEMES.keys() - {"FP8", "NVFP4", "UNQUANTIZED"}
-    assert set(SOURCES) < DTYPES.keys()

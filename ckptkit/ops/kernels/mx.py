@@ -18,7 +18,8 @@ def power_of_two_scale(peak: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
 
     A scale is the power of two that ``peak`` reaches, taken to reach the next one from 1.75 times it on, over
     2**``exponent``: the exponent of the element type's largest value. Below peak's normal range it is 2**-127,
-    or 1 in a dtype that has no 2**-127, as in compressed-tensors.
+    or 1 in a dtype that has no 2**-127. All of this is compressed-tensors' choice, but what it does from 1.75 times
+    the dtype's topmost power of two on: there it finds infinity, and the group becomes zeros.
     """
     integers, mantissa, bias = _FIELDS[peak.dtype]
     reached = (peak.view(integers) + (1 << mantissa - 2) >> mantissa).to(torch.int32)

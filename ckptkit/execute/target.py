@@ -1,0 +1,57 @@
+"""A safetensors file that is being written: bytes at their offsets, and the digest of each tensor of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import xxhash
+
+from ..header import Entry
+from .files import write_at
+
+
+class Target:
+    """The file behind ``descriptor``, which is to hold ``entries``, given in the order in which they lie.
+
+    A tensor's bytes must come once, in order and without a gap: anything else is a bug of the operation that made
+    them, and raises RuntimeError.
+    """
+
+    def __init__(self, descriptor: int, entries: Sequence[Entry]):
+        self._descriptor, self._entries = descriptor, entries
+        self._starts = [entry.start for entry in entries]
+        self._open: dict[str, tuple[int, xxhash.xxh3_128]] = {}
+        self._done: dict[str, str] = {}
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Write ``view`` (bytes) at ``offset``; it may span tensors, and the header before them."""
+        write_at(self._descriptor, view, offset)
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0:
+            header = (self._starts[0] if self._starts else offset + len(view)) - offset
+            view, offset, index = view[header:], offset + header, 0
+        while view:
+            entry = self._entries[index]
+            piece = view[: entry.stop - offset]
+            self._feed(entry, offset, piece)
+            view, offset, index = view[len(piece) :], offset + len(piece), index + 1
+
+    def _feed(self, entry: Entry, offset: int, piece: memoryview) -> None:
+        due, digest = self._open.pop(entry.name) if entry.name in self._open else (entry.start, xxhash.xxh3_128())
+        if due != offset or entry.name in self._done:
+            raise RuntimeError(f"{entry.name}: bytes for {offset:,} came where those for {due:,} were due")
+        digest.update(piece)
+        if offset + len(piece) == entry.stop:
+            self._done[entry.name] = digest.hexdigest()
+        else:
+            self._open[entry.name] = (offset + len(piece), digest)
+
+    def digests(self) -> dict[str, str]:
+        """The xxh3-128 (hex) of every tensor by name, once each is filled."""
+        empty = xxhash.xxh3_128_hexdigest(b"")
+        found = {e.name: self._done.get(e.name, "" if e.nbytes else empty) for e in self._entries}
+        unfilled = [name for name, digest in found.items() if not digest]
+        if unfilled:
+            raise RuntimeError(f"{unfilled[0]} was not filled")
+        return found
