@@ -35,7 +35,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
 
 
 def _targets(group: Any) -> Sequence[str]:
-    return group.get("targets", ()) if isinstance(group, Mapping) else group
+    return tuple(group.get("targets", ()) if isinstance(group, Mapping) else group)
 
 
 def matches(name: str, target: str) -> bool:

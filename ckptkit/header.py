@@ -164,16 +164,14 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _entry(name: str, value: Any, data_start: int, file: str) -> Entry:
-    dtype, shape, offsets = (value.get(key) for key in _KEYS) if type(value) is dict else (None, None, None)
+    fields: Any = value if type(value) is dict else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if type(dtype) is str and dtype in DTYPE_BITS and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2:
         start, stop = offsets
         if start <= stop and len(shape) <= MAX_RANK and math.prod(shape) * DTYPE_BITS[dtype] == (stop - start) * 8:
             return Entry(name, dtype, tuple(shape), data_start + start, data_start + stop)
     message = f"{file}: tensor {name!r}: {_what_is_wrong(value, dtype, shape, offsets)}"
     raise fail("layout.header", message, file=file, tensor=name)
-
-
-_KEYS = ("dtype", "shape", "data_offsets")
 
 
 def _what_is_wrong(value: Any, dtype: Any, shape: Any, offsets: Any) -> str:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import headers
 import pytest
 
-import headers
 from ckptkit.checkpoint import open_checkpoint
 from ckptkit.errors import UserError
 from ckptkit.planners.quantize import plan_quantize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import shlex
@@ -17,7 +18,8 @@ from ..checkpoint import CONFIG, Checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_duration
 from ..errors import Finding, UserError, fail
 from ..execute import Options, Result, execute, peak_memory, preflight, space
-from ..plan import COPY, Plan
+from ..plan import Plan
+from ..source import Source
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
 
@@ -66,6 +68,16 @@ _OPTIONS: Sequence[Callable[[Callable[..., None]], Callable[..., None]]] = (
 def _resume_command() -> str:
     arguments = [argument for argument in sys.argv[1:] if argument not in {"--resume", "--overwrite"}]
     return shlex.join(["ckptkit", *arguments, "--resume"])
+
+
+@contextlib.contextmanager
+def output_problems_too(source: Source, out: str | None, options: Options) -> Iterator[None]:
+    """Let what is wrong with source and plan be told together with what is wrong with OUT."""
+    try:
+        yield
+    except UserError as error:
+        more = preflight(None, source, Path(out), options) if out else []
+        raise UserError([*error.findings, *more]) from None
 
 
 def make(

@@ -15,7 +15,7 @@ from ..planners.quantize import plan_quantize
 from ..planners.selection import tied_head
 from ..recipe import Recipe, load
 from ..source import open_source, same_bytes
-from .making import How, make, make_options
+from .making import How, make, make_options, output_problems_too
 
 
 @command
@@ -49,11 +49,12 @@ def quantize(
         hint = f"ckptkit quantize ./model ./out --recipe {recipe_name}"
         raise fail("usage.arguments", "SRC is missing, and the recipe names no source", hint=hint)
     with open_source(src) as source:
-        checkpoint = open_checkpoint(source)
-        planned = plan_quantize(checkpoint, recipe, how.include, how.allow)
-        if not how.dry_run:
-            check_stored_head(checkpoint, recipe)
         options = replace(how.options, backend=backend, nonfinite_error=recipe.nonfinite == "error")
+        with output_problems_too(source, out, options):
+            checkpoint = open_checkpoint(source)
+            planned = plan_quantize(checkpoint, recipe, how.include, how.allow)
+            if not how.dry_run:
+                check_stored_head(checkpoint, recipe)
         make(
             console,
             checkpoint,

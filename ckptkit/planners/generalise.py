@@ -27,9 +27,7 @@ def templates(names: Iterable[str]) -> dict[str, set[Indices]]:
     return found
 
 
-def patterns(
-    chosen: Iterable[str], among: Mapping[str, set[Indices]], others: Collection[str] = ()
-) -> list[str]:
+def patterns(chosen: Iterable[str], among: Mapping[str, set[Indices]], others: Collection[str] = ()) -> list[str]:
     """Sorted ``re:`` patterns that match all of ``chosen`` and nothing else of the templates in ``among``.
 
     Engines put a prefix before a text model's modules, or take one away (``model.language_model.layers`` is
@@ -40,7 +38,9 @@ def patterns(
     for template, indices in templates(chosen).items():
         short = unwrapped(template)
         clash = any(other == short or other.endswith(f".{short}") for other in others)
-        found |= {PREFIX + _write(template if clash else short, form) + "$" for form in _forms(indices, among[template])}
+        found |= {
+            PREFIX + _write(template if clash else short, form) + "$" for form in _forms(indices, among[template])
+        }
     return sorted(found)
 
 
@@ -80,8 +80,8 @@ def _forms(chosen: set[Indices], among: set[Indices]) -> list[Indices]:
         return [(_alternation(index for (index,) in chosen),)]
     tails, all_tails = _by_first(chosen), _by_first(among)
     alike: dict[tuple[frozenset[Indices], frozenset[Indices]], list[str]] = defaultdict(list)
-    for first, tail in tails.items():
-        alike[frozenset(tail), frozenset(all_tails[first])].append(first)
+    for first in tails:
+        alike[frozenset(tails[first]), frozenset(all_tails[first])].append(first)
     forms = []
     for (tail, of_all), firsts in alike.items():
         head = ANY if len(firsts) == len(all_tails) else _alternation(firsts)

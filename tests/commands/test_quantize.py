@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from make import checkpoint, llama, llama_config
 from safetensors.torch import load_file
 
 from ckptkit.cli import main
-from make import checkpoint, llama, llama_config
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ EXPERTS = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(4) for e i
 OTHERS = ["lm_head", "model.embed_tokens", "mtp.layers.0.self_attn.q_proj"]
 ALL = LAYERS + EXPERTS + OTHERS
 # Names that no other name ends with, once wrappers are taken off.
-PLAIN = EXPERTS + ["lm_head"]
+PLAIN = [*EXPERTS, "lm_head"]
 
 
 def matched(found: list[str], names: list[str]) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from make import checkpoint, llama, llama_config
 
 from ckptkit.checkpoint import open_checkpoint
 from ckptkit.errors import UserError
@@ -16,7 +17,6 @@ from ckptkit.plan import Plan
 from ckptkit.planners.quantize import plan_quantize
 from ckptkit.recipe import load_text
 from ckptkit.source import open_source
-from make import checkpoint, llama, llama_config
 
 HEAD = 'head: {targets: ["re:.*lm_head$"], scheme: W8A16, strategy: channel}'
 BODY = "body: {targets: [Linear], scheme: W4A16}"
@@ -250,7 +250,7 @@ def test_stacked_experts_become_matrices(layout: str, tmp_path: Path) -> None:
     assert outputs[stem + "up_proj.weight_scale"] == (256, 1)
     assert outputs[stem + "down_proj.weight_packed"] == (128, 32)
     assert outputs[stem + "up_proj.bias"] == (256,)
-    assert not any(name.endswith("gate_up_proj") or name.endswith("_bias") for name in outputs)
+    assert not any(name.endswith(("gate_up_proj", "_bias")) for name in outputs)
     read = {ref.name for step in made.steps() for ref in step.inputs}
     assert read == set(tensors)
     targets = config_of(made)["quantization_config"]["config_groups"]["e"]["targets"]
@@ -292,7 +292,7 @@ def test_head_only_ignores_every_other_matrix(tmp_path: Path) -> None:
     checkpoint(tmp_path, llama(), llama_config())
     ignore = config_of(plan(tmp_path, recipe(HEAD)))["quantization_config"]["ignore"]
     assert r"re:^(?:.*\.)?embed_tokens$" in ignore
-    assert {r"re:^(?:.*\.)?layers\.\d+\.self_attn\.%s_proj$" % p for p in "qkvo"} <= set(ignore)
+    assert {rf"re:^(?:.*\.)?layers\.\d+\.self_attn\.{p}_proj$" for p in "qkvo"} <= set(ignore)
 
 
 def test_digest_has_no_path_and_no_time(tmp_path: Path) -> None:
