@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ import click
 
 from .. import plan_file
 from ..checkpoint import CONFIG, Checkpoint
-from ..console import Console, Table, fmt_bytes, fmt_duration
+from ..console import Console, Table, fmt_bytes, fmt_count, fmt_duration
 from ..errors import Finding, UserError, fail
 from ..execute import Options, Result, execute, peak_memory, preflight, space
+from ..options import resume_command
 from ..plan import Plan
 from ..source import Source
 
@@ -39,7 +39,7 @@ def make_options(function: Callable[..., None]) -> Callable[..., None]:
 
     def collected(*args: Any, dry_run: bool, plan_path: str | None, include: Any, allow: Any, **rest: Any) -> None:
         run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite", "verify")}
-        options = Options(**run, resume_command=_resume_command())
+        options = Options(**run, resume_command=resume_command(sys.argv[1:]))
         ids = frozenset(id.strip() for item in allow for id in item.split(",") if id.strip())
         function(*args, how=How(dry_run, plan_path, include, ids, options), **rest)
 
@@ -63,11 +63,6 @@ _OPTIONS: Sequence[Callable[[Callable[..., None]], Callable[..., None]]] = (
     click.option("--allow", multiple=True, metavar="ID[,ID]", help="Pass over refusals of these ids."),
     click.option("--no-verify", "verify", flag_value=False, default=True, help="Skip the check of what was written."),
 )
-
-
-def _resume_command() -> str:
-    arguments = [argument for argument in sys.argv[1:] if argument not in {"--resume", "--overwrite"}]
-    return shlex.join(["ckptkit", *arguments, "--resume"])
 
 
 @contextlib.contextmanager
@@ -173,10 +168,9 @@ def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _result_text(result: Result, plan: Plan) -> Iterator[str]:
-    made = ", ".join(
-        f"{count:,} {'written' if how_made == 'written' else how_made}" for how_made, count in result.links.items()
-    )
-    yield f"{result.path}  {result.shards:,} shards ({made}) in {fmt_duration(result.seconds)}"
-    yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}  plan sha256 {plan.digest[:16]}"
+    how = ", ".join(f"{count:,} {link}" for link, count in result.links.items())
+    shards, clock = fmt_count(result.shards, "shard"), fmt_duration(result.seconds)
+    yield f"{result.path}  {shards} ({how}) in {clock}  plan sha256 {plan.digest[:16]}"
+    yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}"
     if result.resumed:
-        yield f"{result.resumed:,} shards were finished by an earlier run"
+        yield f"{fmt_count(result.resumed, 'shard')} finished by an earlier run"

@@ -11,16 +11,9 @@ from ..consumers import by_compressed_tensors, declared
 from ..errors import Finding
 from ..header import FLOATS
 from ..recipe import Recipe
+from ..stored import COMPANIONS, WEIGHTS, split_name
 from .selection import Choice
 
-# Suffixes of the tensors that only a quantized module has.
-QUANTIZED_SUFFIXES = frozenset(
-    {
-        "weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx",
-        "weight_scale_inv", "weight_scale_2", "input_scale", "qweight", "qzeros", "scales", "g_idx", "scale",
-    }
-)  # fmt: skip
-EXPERT_SUFFIXES = ("_blocks", "_scales", "_scale_inv", "_packed", "_scale")
 # Files that declare quantization beside config.json.
 DECLARATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 COMPRESSED_TENSORS = "compressed-tensors"
@@ -50,15 +43,17 @@ def existing_config(checkpoint: Checkpoint) -> Existing | None:
 
 
 def quantized_modules(checkpoint: Checkpoint) -> dict[str, str]:
-    """Module -> a tensor that shows it is quantized on disk (a scale, packed codes, a weight that is no float)."""
+    """Module -> a tensor that shows it is quantized on disk: a scale, packed codes, a weight that is no float."""
     found: dict[str, str] = {}
     for name, ref in checkpoint.tensors.items():
-        module, _, last = name.rpartition(".")
-        if last in QUANTIZED_SUFFIXES or (last == "weight" and ref.dtype not in FLOATS):
+        module, last = split_name(name)
+        if last in _SHOWING or (last == "weight" and ref.dtype not in FLOATS):
             found.setdefault(module, name)
-        elif "experts" in name and last.endswith(EXPERT_SUFFIXES):
-            found.setdefault(name, name)
     return found
+
+
+# A parameter named just "scale" may belong to anything; beside codes the codes show it.
+_SHOWING = (WEIGHTS | COMPANIONS) - {"weight", "scale"}
 
 
 def refusals(

@@ -25,14 +25,14 @@ NAN = 255  # the byte that `flip` takes for a NaN
 SHARDS = 4
 
 
-# --- the operation: every byte xor the tensor's greatest byte, and apart from that the first byte of each row --------
+# --- the operation: every byte xor the tensor's greatest byte, and apart from that the last byte of each row ---------
 
 delay = 0.0  # seconds that each piece takes
 
 
 def _specs(inputs: Sequence[Spec], args: Args) -> list[Spec]:
     name, _, (rows, cols) = inputs[0]
-    return [Spec(f"{name}.flipped", "U8", (rows, cols)), Spec(f"{name}.first", "U8", (rows, 1))]
+    return [Spec(f"{name}.flipped", "U8", (rows, cols)), Spec(f"{name}.last", "U8", (rows, 1))]
 
 
 def _chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
@@ -40,7 +40,7 @@ def _chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
     step = max(1, budget // cols)
     for row in range(0, rows, step):
         yield Chunk(
-            (Read(0, row, min(row + step, rows)), Read(0, row, min(row + step, rows), 0, 1)),
+            (Read(0, row, min(row + step, rows)), Read(0, row, min(row + step, rows), cols - 1, cols)),
             (Write(0, row), Write(1, row)),
         )
 
@@ -55,10 +55,10 @@ def _measure(block: Block, args: Args, context: Context) -> float:
 
 def _make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context: Context) -> list[Any]:
     time.sleep(delay)
-    whole, first = (np.frombuffer(block.data, np.uint8).reshape(block.rows, block.cols) for block in blocks)
+    whole, last = (np.frombuffer(block.data, np.uint8).reshape(block.rows, block.cols) for block in blocks)
     if context.nonfinite_error and NAN in whole:
         raise NonFinite(0, "NaN")
-    return [whole ^ np.uint8(state), first.copy()]
+    return [whole ^ np.uint8(state), last.copy()]
 
 
 OPERATION = Operation(FLIP, _specs, _chunks, _make, _measures, _measure)
@@ -128,7 +128,7 @@ def expected(folder: Path, flipped: Sequence[int] = (0, 2)) -> dict[str, np.ndar
     for i in range(SHARDS):
         for name, array in load_file(folder / shard_name(i)).items():
             if i in flipped and name.endswith("weight"):
-                found |= {f"{name}.flipped": array ^ array.max(), f"{name}.first": array[:, :1]}
+                found |= {f"{name}.flipped": array ^ array.max(), f"{name}.last": array[:, -1:]}
             else:
                 found[name] = array
     return found

@@ -198,15 +198,21 @@ def test_copies_between_files_under_other_names_and_parts_of_tensors(source: Pat
 
         whole = ref("layer3.weight")
         half = whole._replace(shape=(48, 64), start=whole.start + 48 * 64, span=(48 * 64, 96 * 64))
-        steps = (copy_step(ref("layer1.bias"), "x", "b"), copy_step(ref("layer2.bias"), "x", "a"), copy_step(half, "x"))
+        steps = (
+            copy_step(ref("layer1.bias"), "x", "b"),
+            copy_step(ref("layer2.bias"), "x", "a"),
+            copy_step(half, "x", "halves.0"),
+            copy_step(half._replace(start=whole.start, stop=half.start, span=(0, 48 * 64)), "x", "halves.1"),
+        )
         plan = Plan("mix", (Shard("all.safetensors", None, None, steps),))
         execute(plan, opened, out, Options(chunk_bytes=100), Meter(), {})
     want = {name: array for i in range(4) for name, array in lab.load_file(source / shard_name(i)).items()}
     found = lab.load_file(out / "all.safetensors")
-    assert found.keys() == {"a", "b", "layer3.weight"}
+    assert found.keys() == {"a", "b", "halves.0", "halves.1"}
     np.testing.assert_array_equal(found["a"], want["layer2.bias"])
     np.testing.assert_array_equal(found["b"], want["layer1.bias"])
-    np.testing.assert_array_equal(found["layer3.weight"], want["layer3.weight"][48:])
+    np.testing.assert_array_equal(found["halves.0"], want["layer3.weight"][48:])
+    np.testing.assert_array_equal(found["halves.1"], want["layer3.weight"][:48])
 
 
 def test_a_plan_of_copies_imports_no_torch(source: Path, out: Path) -> None:

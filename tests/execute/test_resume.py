@@ -13,6 +13,7 @@ import pytest
 from lab import Meter, run, shard_name
 
 from ckptkit.errors import OUTPUT, SOURCE, UserError
+from ckptkit.execute.journal import finished, read_journal
 from ckptkit.source import Source, open_source
 
 Abandoned = Callable[..., None]
@@ -136,6 +137,22 @@ def test_resuming_what_was_published_changes_nothing(source: Path, out: Path, wh
     assert refused(source, out, resume=True, flipped=(1,)).findings[0].id == "output.exists"
     (out / shard_name(1)).unlink()
     assert refused(source, out, resume=True).findings[0].id == "output.exists"
+
+
+def test_what_was_published_from_another_source_is_not_this_result(tmp_path: Path, out: Path) -> None:
+    folder = lab.make_checkpoint(tmp_path / "mine")
+    run(folder, out)
+    edit(folder / shard_name(0))
+    assert refused(folder, out, resume=True).findings[0].id == "output.exists"
+
+
+def test_shards_of_another_plan_are_not_finished(source: Path, out: Path, abandoned: Abandoned) -> None:
+    abandoned()
+    with open_source(str(source)) as opened:
+        plan, other = lab.make_plan(opened), lab.make_plan(opened, flipped=(0, 1))
+    journal = read_journal(staging(out))
+    assert finished(plan, staging(out), journal).keys() == {shard_name(0), shard_name(1)}
+    assert finished(other, staging(out), journal).keys() == {shard_name(0)}
 
 
 # --- a source that changes -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from lab import Meter, run
 
 from ckptkit.errors import SOURCE, USAGE, UserError
-from ckptkit.execute import Options, execute, preflight
+from ckptkit.execute import Options, execute, preflight, staging
 from ckptkit.plan import Plan, Sidecar
 from ckptkit.source import open_source
 
@@ -232,6 +232,16 @@ def test_a_lock_file_that_nobody_holds_is_no_obstacle(source: Path, out: Path) -
     (out.with_name("out.partial") / ".ckptkit.lock").write_text("process 1 on mars")
     run(source, out)
     assert not (out / ".ckptkit.lock").exists()
+
+
+def test_a_staging_folder_in_which_nothing_was_begun_goes_again(out: Path) -> None:
+    place = staging.locate(out)
+    with staging.locked(place, "test"):
+        assert place.folder.exists()
+    assert not place.folder.exists()
+    with staging.locked(place, "test"):
+        (place.folder / staging.JOURNAL).write_text("{}")
+    assert place.folder.exists()
 
 
 def test_the_lock_is_held_while_shards_are_made(source: Path, out: Path) -> None:
