@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checkpoint import open_checkpoint
-    from .execute import execute
     from .plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "__version__", "execute", "open_checkpoint"]
+__all__ = ["Plan", "__version__", "open_checkpoint"]
 
-_HOMES = {"open_checkpoint": "checkpoint", "Plan": "plan", "execute": "execute"}
+_HOMES = {"open_checkpoint": "checkpoint", "Plan": "plan"}
 
 
 def __getattr__(name: str) -> Any:

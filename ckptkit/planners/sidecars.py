@@ -11,7 +11,12 @@ from ..plan import LeftOut, Sidecar
 
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
 OTHER_INDEXES = (".bin.index.json", ".h5.index.json", INDEX_SUFFIX)
-OWN = {"ckptkit.json": "says what the source is", "SHA256SUMS": "holds digests of the source's files"}
+OWN = {
+    "ckptkit.json": "says what the source is",
+    "SHA256SUMS": "holds digests of the source's files",
+    ".ckptkit.journal": "left by a run that made the source",
+    ".ckptkit.lock": "left by a run that made the source",
+}
 HIDDEN = {".git": "version control", ".cache": "a download cache"}
 
 
