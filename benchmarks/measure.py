@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,18 @@ def run(command: Sequence[str]) -> Usage:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{output.decode(errors='replace')[-3000:]}")
     scale = 1 if sys.platform == "darwin" else 1024
     return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * scale / 1e6)
+
+
+def apart(function: Callable[..., None], *arguments: object) -> None:
+    """Call ``function`` in a process of its own.
+
+    A child's peak memory begins at what its parent had when it was started, so a measuring process must stay small.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        sys.exit(f"{function.__name__} ended with {process.exitcode}")
 
 
 def median(runs: Iterable[Usage]) -> Usage:

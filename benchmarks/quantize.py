@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from measure import Usage, clean, median, run
+from measure import Usage, apart, clean, median, run
 
 VOCAB, HIDDEN, INTER, LAYERS, SHARDS = 151_936, 2560, 9728, 12, 4
 PROJECTIONS = {
@@ -113,7 +113,7 @@ def make(folder: Path, layers: int = LAYERS, count: int = SHARDS, sparse: bool =
     divided = parts(layers, count)
     for number, part in enumerate(divided, 1):
         name = f"model-{number:05}-of-{len(divided):05}.safetensors"
-        write_shard(folder / name, part, number, sparse and number < len(divided))
+        apart(write_shard, folder / name, part, number, sparse and number < len(divided))
         weight_map |= {tensor: name for tensor, _ in part}
     total = sum(2 * rows_cols(shape) for _, shape in shapes(layers))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -161,7 +161,7 @@ def compare(src: Path, scratch: Path, names: list[str], pairs: int) -> None:
         for _ in range(pairs if name == "head" else 1):
             runs.append((ours(src, scratch / "ours", case.recipe, case.options), peers(src, scratch / "peer", case)))
         mine, theirs = (median(side) for side in zip(*runs, strict=True))
-        check_same(scratch / "ours", scratch / "peer")
+        apart(check_same, scratch / "ours", scratch / "peer")
         ratios = f"{theirs.wall / mine.wall:.1f}x | {theirs.cpu / mine.cpu:.1f}x"
         print(f"| {case.title} | {tell(mine)} | {tell(theirs)} | {ratios} | {case.least} |", flush=True)
         clean(scratch / "ours", scratch / "peer")

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import Finding
+from ..stored import Quantization, declared_quantization
+from ..survey import Survey, survey
 
 
 class Level(IntEnum):
@@ -87,6 +89,21 @@ class Subject:
     recipe: Any = None
     sample: Sample = WHOLE
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The checkpoint's config.json; empty where it has none that can be read."""
+        return self.checkpoint.config or {}
+
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """What the config declares."""
+        return declared_quantization(self.config)[0]
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The checkpoint's tensors counted by likeness: one pass for all probes."""
+        return survey(list(self.checkpoint.tensors.values()), self.config, self.quantization)
 
     @cached_property
     def manifest(self) -> Mapping[str, Any] | None:

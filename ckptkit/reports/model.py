@@ -1,0 +1,194 @@
+"""The parts of a report, as pydantic models: what stands in its JSON. Fields are only ever added."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from .. import __version__
+
+
+class Record(BaseModel):
+    """A part of a report."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Tool(Record):
+    """What made the report."""
+
+    name: str = "ckptkit"
+    version: str = __version__
+
+
+class Place(Record):
+    """A checkpoint: where it lies, the Hub's commit if known, the sha256 of its ckptkit.json if it has one."""
+
+    uri: str
+    revision: str | None = None
+    manifest_sha256: str | None = None
+
+
+class Check(Record):
+    """How one check came out. ``findings`` counts all of its findings, also where ``truncated`` says some are left out."""
+
+    id: str
+    level: Literal["static", "data", "numeric", "serve"]
+    result: Literal["ok", "warn", "fail", "skip"]
+    checked: int = Field(description="How many things were looked at.")
+    findings: int
+    truncated: bool = False
+    seconds: float = Field(description="Time of the probe; checks that one probe answers share it.")
+    reason: str | None = Field(default=None, description="Why the check was skipped.")
+
+
+class Problem(Record):
+    """A finding. ``allowed``: its id was named by ``--allow``, so an error counts as a warning."""
+
+    id: str
+    severity: Literal["error", "warning"]
+    file: str | None
+    tensor: str | None
+    message: str
+    hint: str | None
+    data: dict[str, JsonValue]
+    allowed: bool = False
+
+
+class Counts(Record):
+    """All findings by severity, and the checks that did not run."""
+
+    errors: int
+    warnings: int
+    skipped: int
+
+
+class Totals(Record):
+    """What a checkpoint holds. ``parameters`` counts numbers of the model, unpacked and without scales."""
+
+    tensors: int
+    parameters: int
+    bytes: int
+    by_dtype: dict[str, int] = Field(description="Bytes by dtype, in the spelling of safetensors.")
+
+
+class Segment(Record):
+    """Neighbours in a shard that are drawn as one: ``tensors`` of one dtype, ``name`` the first of them."""
+
+    name: str
+    dtype: str
+    tensors: int
+    bytes: int
+    faulty: bool = Field(default=False, description="A finding names one of these tensors.")
+
+
+class ShardBar(Record):
+    """A shard as it lies on disk. ``faulty``: a finding names it or one of its tensors."""
+
+    file: str
+    bytes: int
+    faulty: bool
+    segments: list[Segment]
+
+
+class Stats(Totals):
+    """The checkpoint's totals, those of what it was compared with, and its shards or as many as a figure can show."""
+
+    shards: int = 0
+    shard_map: list[ShardBar] = []
+    against: Totals | None = None
+
+
+class TensorError(Record):
+    """A converted tensor against its source.
+
+    ``rel_rms`` is the RMS of the difference over the RMS of the source, ``max_abs`` the largest difference, ``cos`` the
+    cosine of the two, ``bound`` the largest ``rel_rms`` that format and arithmetic allow.
+    """
+
+    tensor: str
+    rel_rms: float | None
+    max_abs: float | None
+    cos: float | None = None
+    bound: float | None = None
+
+
+class Histogram(Record):
+    """Counts of tensors between neighbouring ``edges``; ``exact`` of them had no error at all."""
+
+    edges: list[float]
+    counts: list[int]
+    exact: int = 0
+    bounds: list[float] = Field(default=[], description="The bounds of the tensors counted, each once.")
+
+
+class LayerError(Record):
+    """The worst ``rel_rms`` of a layer's tensors."""
+
+    stack: str
+    layer: int
+    rel_rms: float | None
+
+
+class CellError(Record):
+    """The worst ``rel_rms`` of one module in one layer, experts taken together.
+
+    ``stack`` is the name before the layer's number; ``layer`` is null for tensors that lie in none.
+    """
+
+    stack: str
+    layer: int | None
+    module: str
+    rel_rms: float | None
+    tensors: int
+    beyond: bool = Field(default=False, description="Some tensor's rel_rms is over its bound.")
+
+
+class ExpertErrors(Record):
+    """The worst ``rel_rms`` of each expert of a layer, by the expert's number."""
+
+    stack: str
+    layer: int
+    rel_rms: list[float | None]
+
+
+class Numeric(Record):
+    """The comparison with the source, in the figures that tell where it went wrong."""
+
+    metric: str = "rel_rms"
+    tensors: int
+    median: float | None
+    worst: list[TensorError]
+    histogram: Histogram | None = None
+    per_layer: list[LayerError] = []
+    cells: list[CellError] = []
+    experts: list[ExpertErrors] = []
+
+
+class Report(Record):
+    """The result of one run over one checkpoint."""
+
+    model_config = ConfigDict(frozen=True, title="ckptkit report")
+
+    schema_: Literal[1] = Field(default=1, serialization_alias="schema")
+    tool: Tool = Tool()
+    command: str
+    ok: bool
+    exit_code: int
+    target: Place
+    against: Place | None
+    level: str
+    sample: str | None
+    started: datetime
+    seconds: float
+    counts: Counts
+    truncated: bool = Field(default=False, description="Some findings are left out; each check says how many it had.")
+    allowed: list[str] = Field(default=[], description="The ids named by --allow.")
+    checks: list[Check]
+    findings: list[Problem]
+    stats: Stats | None
+    numeric: Numeric | None
+    figures: dict[str, JsonValue] = Field(default={}, description="What else the checks measured, by name.")
+    environment: dict[str, JsonValue]
