@@ -69,7 +69,7 @@ def scan(source: Source) -> tuple[Checkpoint, list[Finding]]:
     tensors = _tensors(shards, index, findings)
     config = _collect(findings, lambda: _read_config(source))
     stray = tuple(sorted(name for name in source.files if name.endswith(SUFFIX) and name not in names))
-    findings += _stray_findings(stray, index)
+    findings += _stray_findings(stray, index) if index or names else []
     warnings = tuple(finding for finding in findings if finding.severity == "warning")
     return Checkpoint(source, shards, tensors, index, config, stray, warnings), findings
 
@@ -164,27 +164,32 @@ def _read_shard(source: Source, name: str) -> Header:
 
 
 def _tensors(shards: Mapping[str, Header], index: Index | None, findings: list[Finding]) -> dict[str, Ref]:
-    """Every tensor of the shards by name, checked against the index both ways."""
-    expected = index.weight_map if index is not None else None
-    tensors: dict[str, Ref] = {}
-    for shard, header in shards.items():
-        for entry in header.entries:
-            if expected is not None and expected.get(entry.name) != shard:
-                findings.append(_unlisted(entry.name, shard, expected, index.file if index else ""))
-            else:
-                tensors[entry.name] = Ref(shard, *entry)
-    if expected is not None and index is not None:
-        for name, shard in expected.items():
-            if shard in shards and name not in tensors:
-                message = f"{index.file} says {name} lies in {shard}, which does not hold it"
-                findings.append(Finding("index.missing-tensor", message, file=shard, tensor=name))
-    return tensors
+    """Every tensor of the shards by name, checked against the index both ways.
+
+    One that the index does not place where it lies is a finding, and there all the same.
+    """
+    refs = [Ref(shard, *entry) for shard, header in shards.items() for entry in header.entries]
+    if index is None:
+        return {ref.name: ref for ref in refs}
+    expected = index.weight_map
+    tensors = {ref.name: ref for ref in refs if expected.get(ref.name) == ref.file}
+    unlisted = [ref for ref in refs if expected.get(ref.name) != ref.file] if len(tensors) < len(refs) else []
+    findings += [_unlisted(ref, index, ref.name in tensors) for ref in unlisted]
+    for name, shard in expected.items():
+        if shard in shards and name not in tensors:
+            message = f"{index.file} says {name} lies in {shard}, which does not hold it"
+            findings.append(Finding("index.missing-tensor", message, file=shard, tensor=name))
+    return {ref.name: ref for ref in unlisted} | tensors if unlisted else tensors
 
 
-def _unlisted(name: str, shard: str, expected: Mapping[str, str], index: str) -> Finding:
-    where = f"says it lies in {expected[name]}" if name in expected else "does not list it"
-    message = f"{shard} holds {name}, but {index} {where}"
-    return Finding("index.extra-tensor", message, file=shard, tensor=name)
+def _unlisted(ref: Ref, index: Index, twice: bool) -> Finding:
+    listed = index.weight_map.get(ref.name)
+    if twice:
+        message = f"{ref.file} holds {ref.name}, and so does {listed}, where {index.file} says it lies"
+        return Finding("index.duplicate", message, file=ref.file, tensor=ref.name)
+    where = f"says it lies in {listed}" if listed else "does not list it"
+    message = f"{ref.file} holds {ref.name}, but {index.file} {where}"
+    return Finding("index.extra-tensor", message, file=ref.file, tensor=ref.name)
 
 
 def _stray_findings(stray: Iterable[str], index: Index | None) -> list[Finding]:

@@ -28,9 +28,15 @@ class Entry(NamedTuple):
 # Each command is the function of its name in the module of its name; nothing is imported before it is used.
 COMMANDS = {
     "quantize": Entry("Make", "Quantize a checkpoint by recipe, without calibration data."),
+    "reshard": Entry("Make", "Repair an index, split or join shards, rename, drop and cast tensors."),
     "apply": Entry("Make", "Run a plan that was written with --plan."),
     "inspect": Entry("Look", "What a checkpoint holds, read from its headers."),
+    "diff": Entry("Look", "What differs between two checkpoints: names, specs, bytes, values, configs."),
+    "verify": Entry("Check", "Check a checkpoint: headers, index, config; bytes; values against a source."),
+    "checks": Entry("Check", "List every check of verify, or explain one."),
+    "hash": Entry("Check", "Record the digests of a checkpoint's files and tensors, or check them."),
     "recipes": Entry("Help", "List the built-in recipes, or print one."),
+    "schema": Entry("Help", "Print the JSON Schema of a report, a recipe or a plan file."),
 }
 
 

@@ -58,11 +58,12 @@ class Console:
         human: Iterable[str | Table],
         quiet: Iterable[str] = (),
         warnings: Iterable[Finding] = (),
+        exit_code: int = OK,
     ) -> None:
         """Print what a command found or made: ``data`` for programs, ``human`` for people, ``quiet`` for shells."""
         warnings = list(warnings)
         if self.settings.json:
-            self._document(OK, warnings, data)
+            self._document(exit_code, warnings, data)
             return
         lines = quiet if self.settings.quiet else self._lines(human)
         self._write_result("".join(f"{line}\n" for line in lines))
@@ -236,6 +237,7 @@ class Progress:
 
     def start(self, total_shards: int, total_bytes: int) -> None:
         """The job's size; the clock starts."""
+        self.shards = self.bytes = 0
         self.total_shards, self.total_bytes, self.began = total_shards, total_bytes, time.monotonic()
         self.draw(self, False)
 
@@ -255,14 +257,14 @@ class Progress:
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self.began
-        shards = f"{self.shards:,}/{fmt_count(self.total_shards, 'shard')}"
-        size = f"{fmt_bytes(self.bytes)} of {fmt_bytes(self.total_bytes)}"
+        shards = f"{self.shards:,}/{fmt_count(self.total_shards, 'shard')}  " if self.total_shards else ""
+        size = f"{shards}{fmt_bytes(self.bytes)} of {fmt_bytes(self.total_bytes)}"
         if not self.bytes or not seconds:
-            return f"{shards}  {size}"
+            return size
         rate = self.bytes / seconds
         left = max(self.total_bytes - self.bytes, 0) / rate
         clock = f"eta {fmt_duration(left)}" if left else f"in {fmt_duration(seconds)}"
-        return f"{shards}  {size}  {fmt_bytes(round(rate))}/s  {clock}"
+        return f"{size}  {fmt_bytes(round(rate))}/s  {clock}"
 
 
 def _throttled(say: Callable[[Progress], None]) -> Callable[[Progress, bool], None]:

@@ -5,9 +5,11 @@ Two rule sets, of compressed-tensors 0.19 (also transformers') and of vLLM 0.26-
 * compressed-tensors: ignore wins; then the targets of all groups together, exact names first, then ``re:`` patterns
   in alphabetical order, then class names.
 * vLLM: ignore wins; then the first target in file order that equals or matches the name, then one whose text is in
-  the module's class name, then, for a fused module, the first target that matches each of its parts.
+  the module's class name, then, for a fused module, the first target that matches each of its parts. In 0.33 the
+  parts come before the class name.
 
-Both match ``re:`` patterns at the start of the name (``re.match``).
+Both match ``re:`` patterns at the start of the name (``re.match``), and a target that stands in two groups belongs to
+the later one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Declared(NamedTuple):
 def declared(config: Mapping[str, Any]) -> Declared:
     """Targets and ignores of a compressed-tensors ``quantization_config``."""
     groups = config.get("config_groups") or {}
-    targets = tuple((name, target) for name, group in groups.items() for target in _targets(group))
+    owners = {target: name for name, group in groups.items() for target in _targets(group)}
+    targets = tuple((name, target) for target, name in owners.items())
     return Declared(targets, tuple(config.get("ignore") or ()))
 
 
@@ -57,10 +60,13 @@ def by_compressed_tensors(config: Declared, module: str, class_name: str | None 
     return by_name or next((group for group, target in ordered if target == class_name), None)
 
 
-def by_vllm(config: Declared, module: str, class_name: str, parts: Sequence[str] = ()) -> str | None:
+def by_vllm(
+    config: Declared, module: str, class_name: str, parts: Sequence[str] = (), parts_first: bool = False
+) -> str | None:
     """The group that vLLM gives ``module``; ``parts`` are the checkpoint modules that a fused one is made of.
 
-    Raises ValueError where vLLM refuses: parts of which some are ignored and some are not.
+    ``parts_first``: as vLLM 0.33 does it, not 0.26. Raises ValueError where vLLM refuses: parts of which some are
+    ignored and some are not.
     """
     ignored = {any(matches(part, ignore) for ignore in config.ignore) for part in (parts or (module,))}
     if len(ignored) > 1:
@@ -68,13 +74,12 @@ def by_vllm(config: Declared, module: str, class_name: str, parts: Sequence[str]
     if ignored == {True}:
         return None
     lowered = class_name.lower()
-    found = _first(config.targets, lambda target: matches(module, target)) or _first(
-        config.targets, lambda target: not target.startswith("re:") and target.lower() in lowered
-    )
-    if found or not parts:
-        return found
+    found = _first(config.targets, lambda target: matches(module, target))
+    by_class = _first(config.targets, lambda target: not target.startswith("re:") and target.lower() in lowered)
+    if found or not parts or (by_class and not parts_first):
+        return found or by_class
     each = [_first(config.targets, lambda target, part=part: matches(part, target)) for part in parts]  # type: ignore[misc]
-    return each[0] if all(each) else None
+    return each[0] if all(each) else by_class
 
 
 def _first(targets: Iterable[tuple[str, str]], test: Callable[[str], bool]) -> str | None:

@@ -20,6 +20,7 @@ _EXIT_BY_FAMILY = {
     "index": SOURCE,
     "config": SOURCE,
     "names": SOURCE,
+    "shapes": SOURCE,
     "data": SOURCE,
     "files": SOURCE,
     "access": ACCESS,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .checkpoint import Checkpoint
 from .errors import Finding
 from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, head_of, is_tied
-from .names import split
+from .names import to_template
 from .plan import Ref
 from .stored import SCALES, WEIGHTS, Quantization, declared_quantization, split_name
 from .survey import Module, Survey, keyed, survey
@@ -121,7 +121,7 @@ def _by_layer(ref: Ref) -> str:
 
 
 def _by_module(ref: Ref) -> str:
-    return split(split_name(ref.name)[0] or ref.name)[0]
+    return to_template(split_name(ref.name)[0] or ref.name)
 
 
 GROUPS: Mapping[str, Callable[[Ref], str]] = {
@@ -152,7 +152,7 @@ def _module_rows(modules: Iterable[Module], quantization: Quantization | None) -
     for module in modules:
         if module.kind in LINEAR_LIKE | {Kind.EXPERTS, Kind.EMBEDDING} or module.stored.quantized:
             declared = quantization.label(module.group) if quantization else None
-            row = rows[split(module.name)[0], module.kind.value, module.stored.label, declared]
+            row = rows[to_template(module.name), module.kind.value, module.stored.label, declared]
             row[0] += module.weight.number
             row[1] += module.bytes
     for (name, kind, stored, declared), (count, nbytes) in sorted(rows.items(), key=lambda item: item[0][:3]):
@@ -187,7 +187,7 @@ def _format_warnings(found: Survey, quantization: Quantization | None) -> Iterat
     by_module = quantization is not None and quantization.declared is not None
     wrong: dict[tuple[str, str], list[Module]] = defaultdict(list)
     for module in found.modules:
-        template = split(module.name)[0]
+        template = to_template(module.name)
         if module.stored.quantized and module.group is None and (by_module or quantization is None):
             wrong["config.quant-undeclared", template].append(module)
         elif module.group is not None and not module.stored.quantized:

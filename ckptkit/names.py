@@ -15,17 +15,31 @@ from .patterns import REGEX, pattern
 
 Indices = tuple[str, ...]
 
-_INDEX = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+# A whole part of digits. The digit comes first, what stands before it is looked at then: so the engine skips to digits.
+_INDEX = re.compile(r"[0-9](?<![^.].)[0-9]*(?![^.])")
 
 # What may stand in a regex that matches either all names of a template or none: it sees no digit and counts none.
 _BLIND = re.compile(r"(?:\.[*+]\??|\\d\+|\\\.|\\-|\(\?:|\)\?|[A-Za-z_()|^$:-])*")
 
 
-@lru_cache(maxsize=1 << 18)
+def to_template(name: str) -> str:
+    """The template of a name: ``model.layers.#.mlp``."""
+    return _INDEX.sub("#", name)
+
+
 def split(name: str) -> tuple[str, Indices]:
     """A name as (template, indices): ``("model.layers.#.mlp", ("3",))``."""
-    indices = tuple(_INDEX.findall(name))
-    return (_INDEX.sub("#", name), indices) if indices else (name, ())
+    return to_template(name), tuple(_INDEX.findall(name))
+
+
+def layered(name: str) -> tuple[str, str]:
+    """A name's template and its first index, the layer's in most names; "" where it has none."""
+    template = to_template(name)
+    start = template.find("#")
+    if start < 0:
+        return template, ""
+    stop = name.find(".", start)
+    return template, name[start:stop] if stop >= 0 else name[start:]
 
 
 def uniform(text: str) -> bool:
@@ -39,17 +53,25 @@ class Matcher:
     """Which of several patterns match a name. Raises UserError (``recipe.pattern``) for one that is no pattern."""
 
     def __init__(self, texts: Iterable[str]):
-        patterns = [pattern(text) for text in texts]
-        self._ordered = [item.text for item in patterns]
+        patterns = [pattern(text) for text in dict.fromkeys(texts)]
+        self._rank = {item.text: rank for rank, item in enumerate(patterns)}
         self._uniform = [item for item in patterns if uniform(item.text)]
-        self._each = [item for item in patterns if not uniform(item.text)]
+        self._exact = {item.text for item in patterns if item.is_exact and not uniform(item.text)}
+        self._each = [item for item in patterns if not item.is_exact and not uniform(item.text)]
         self._by_template = lru_cache(maxsize=None)(self._match_uniform)
 
+    @property
+    def is_uniform(self) -> bool:
+        """True if names of one template are sure to match the same patterns."""
+        return not self._each and not self._exact
+
     def all(self, name: str) -> tuple[str, ...]:
-        """The texts of all patterns that match ``name``, in the order they were given."""
-        found = self._by_template(split(name)[0])
-        each = [item.text for item in self._each if item.matches(name)]
-        return tuple(sorted((*found, *each), key=self._ordered.index)) if each else found
+        """The texts of all patterns that match ``name``, each once, in the order they were given."""
+        found = self._by_template(to_template(name))
+        more = [item.text for item in self._each if item.matches(name)] if self._each else []
+        if name in self._exact:
+            more.append(name)
+        return tuple(sorted((*found, *more), key=self._rank.__getitem__)) if more else found
 
     def _match_uniform(self, template: str) -> tuple[str, ...]:
         name = template.replace("#", "0")

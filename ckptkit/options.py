@@ -69,8 +69,11 @@ def resume_command(arguments: Sequence[str]) -> str:
     return shlex.join(["ckptkit", *again, "--resume"])
 
 
-def command(function: Callable[..., None]) -> click.Command:
-    """Make ``function(console, …)`` a command of its own name, with its docstring as the help page."""
+def command(function: Callable[..., int | None]) -> click.Command:
+    """Make ``function(console, …)`` a command of its own name, with its docstring as the help page.
+
+    The function gives the exit code; None is 0.
+    """
     name = function.__name__.replace("_", "-")
     made: click.Command = click.command(name, cls=Command, context_settings=CONTEXT)(click.pass_obj(function))
     return made

@@ -34,8 +34,8 @@ class Pattern:
     text: str
 
     @property
-    def is_regex(self) -> bool:
-        return self.text.startswith(REGEX)
+    def is_exact(self) -> bool:
+        return _compiled(self.text) is None
 
     def matches(self, name: str) -> bool:
         compiled = _compiled(self.text)
@@ -55,11 +55,6 @@ def pattern(text: str) -> Pattern:
         hint = r"characters that are meant literally have a backslash before them: '\.', '\('"
         raise fail("recipe.pattern", f"pattern {text!r} is not a valid regex: {what}{at}", hint=hint) from None
     return Pattern(text)
-
-
-def first_match(patterns: Iterable[Pattern], name: str) -> Pattern | None:
-    """The first of ``patterns`` that matches ``name``."""
-    return next((candidate for candidate in patterns if candidate.matches(name)), None)
 
 
 def looks_like_class(text: str) -> bool:
@@ -94,4 +89,4 @@ def _compiled(text: str) -> re.Pattern[str] | None:
     return re.compile(fnmatch.translate(text)) if _GLOB.search(text) else None
 
 
-__all__ = ["CLASS_TARGETS", "REGEX", "Pattern", "first_match", "looks_like_class", "nearest", "pattern"]
+__all__ = ["CLASS_TARGETS", "REGEX", "Pattern", "looks_like_class", "nearest", "pattern"]

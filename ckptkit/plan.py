@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .header import Header, Spec, lay_out, nbytes
@@ -47,8 +48,7 @@ class Ref(NamedTuple):
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One operation on whole tensors of the source, making whole tensors of one output shard.
 
     ``rule`` says, in the recipe's or the option's own words, why this step is there.
@@ -58,15 +58,17 @@ class Step:
     inputs: tuple[Ref, ...]
     outputs: tuple[Spec, ...]
     rule: str
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def bytes_read(self) -> int:
-        return sum(ref.nbytes for ref in self.inputs)
+        return sum([ref.stop - ref.start for ref in self.inputs])
 
     @property
     def bytes_written(self) -> int:
-        return sum(spec.nbytes for spec in self.outputs)
+        if self.op == COPY:
+            return self.bytes_read
+        return sum([nbytes(spec.dtype, spec.shape) for spec in self.outputs])
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,18 @@ class Shard:
         """Header bytes and layout of the file to be written; not for linked shards, which keep their own."""
         return lay_out((spec for step in self.steps for spec in step.outputs), self.metadata)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Tensor bytes (the header is not counted)."""
-        return sum(step.bytes_written for step in self.steps)
+        return sum([step.bytes_written for step in self.steps])
 
     @cached_property
     def digest(self) -> str:
-        steps = [_step_key(step) for step in self.steps]
         metadata = None if self.metadata is None else dict(self.metadata)
-        return _sha256([self.name, metadata, self.linked, steps])
+        if self.linked:
+            tensors = [(ref.name, ref.dtype, ref.shape) for step in self.steps for ref in step.inputs]
+            return _sha256([self.name, metadata, self.source, tensors])
+        return _sha256([self.name, metadata, [_step_key(step) for step in self.steps]])
 
 
 @dataclass(frozen=True, slots=True)

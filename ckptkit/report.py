@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from .checks import Outcome, Result
 from .errors import OK, Finding
-from .reports.model import Check, Counts, Numeric, Place, Problem, Report, Stats, TensorError
+from .reports.model import Check, Counts, HeadAgreement, Numeric, Place, Problem, Report, Stats, TensorError
 from .reports.summary import numeric_of, place_of, plain, stats_of
+
+# Figures that have fields of their own in a report; the others stand under ``figures``.
+_TYPED = frozenset({"numeric", "heads"})
 
 
 def make_report(
@@ -39,7 +42,7 @@ def make_report(
     """
     findings = [finding.as_warning() if finding.id in allowed else finding for finding in outcome.findings]
     numbers = Counter(finding.id for finding in findings)
-    figures = {name: plain(value) for name, value in outcome.figures.items() if name != "numeric"}
+    figures = {name: plain(value) for name, value in outcome.figures.items() if name not in _TYPED}
     skipped = sum(result.result == "skip" for result in outcome.results)
     errors = sum(finding.severity == "error" for finding in findings)
     return Report(
@@ -50,7 +53,7 @@ def make_report(
         against=against,
         level=level,
         sample=sample,
-        started=started.replace(microsecond=0),
+        started=started.astimezone(UTC).replace(microsecond=0),
         seconds=round(seconds, 3),
         counts=Counts(errors=errors, warnings=len(findings) - errors, skipped=skipped),
         truncated=any(number > max_findings for number in numbers.values()),
@@ -59,6 +62,7 @@ def make_report(
         findings=[_problem(finding, finding.id in allowed) for finding in _first(findings, max_findings)],
         stats=stats,
         numeric=_numeric(outcome.figures.get("numeric")),
+        heads=list(_heads(outcome.figures.get("heads", {}))),
         figures=figures,
         environment=plain(environment),
     )
@@ -67,6 +71,13 @@ def make_report(
 def _numeric(figure: Mapping[str, Any] | None) -> Numeric | None:
     """The comparison with the source; its figure is ``{"tensors": [the fields of TensorError, …]}``."""
     return None if figure is None else numeric_of([TensorError(**plain(tensor)) for tensor in figure["tensors"]])
+
+
+def _heads(figure: Mapping[str, Mapping[str, Any]]) -> Iterator[HeadAgreement]:
+    """Agreement of heads; its figure is ``{tensor: {kind: the other fields of HeadAgreement}}``."""
+    for tensor, kinds in figure.items():
+        for kind, fields in kinds.items():
+            yield HeadAgreement(tensor=plain(tensor), kind=kind, **plain(fields))
 
 
 def _check(result: Result, allowed: bool, max_findings: int) -> Check:

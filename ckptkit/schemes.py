@@ -189,13 +189,8 @@ def usable() -> tuple[str, ...]:
     return tuple(sorted(name for name, parts in presets().items() if parts and name not in _CALIBRATED))
 
 
-def preset(name: str) -> Scheme:
-    """The preset of that name, in any case. Raises UserError (``recipe.scheme``)."""
-    return resolve(name)
-
-
 def resolve(scheme: Any, overrides: Mapping[str, Any] = _NOTHING) -> Scheme:
-    """A scheme from a preset's name or a mapping of its parts, with fields of ``weights`` overridden.
+    """A scheme from a preset's name, in any case, or a mapping of its parts, with fields of ``weights`` overridden.
 
     ``strategy`` clears group_size and block_structure unless they are overridden too; ``group_size`` alone means
     strategy group, or channel for -1. Raises UserError with every problem found (``recipe.scheme``, or
@@ -371,7 +366,6 @@ __all__ = [
     "QuantArgs",
     "Scheme",
     "config_group",
-    "preset",
     "presets",
     "problems",
     "resolve",

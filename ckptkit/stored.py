@@ -30,6 +30,8 @@ COMPANIONS = frozenset(
 _STACKED = {
     "_blocks": "blocks",
     "_scales": "scales",
+    "_weight_scale_2": "weight_scale_2",
+    "_weight_scale": "weight_scale",
     "_scale_inv": "weight_scale_inv",
     "_packed": "weight_packed",
     "_scale": "weight_scale",
@@ -109,7 +111,7 @@ def _kind(
 
 def _sharing(weight: Sequence[int], per_element: int, scale: Sequence[int]) -> str:
     """Which part of a weight shares one scale, told by the two shapes."""
-    if math.prod(scale) == 1:
+    if math.prod(scale) == 1 or not weight:
         return "tensor"
     rows, columns = (*weight[-2:-1], 1)[0], weight[-1] * per_element
     scale_rows, scale_columns = (scale[-2], scale[-1]) if len(scale) > 1 else (scale[-1], 1)
@@ -151,30 +153,46 @@ class Quantization(NamedTuple):
         weights = self.weights(group)
         if not weights:
             return None
-        bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
+        bits, strategy, size = weights.get("num_bits"), str(weights.get("strategy")), weights.get("group_size")
         floating = weights.get("type") == "float"
         if floating and bits == 4:
             return "nvfp4" if strategy == "tensor_group" else "mxfp4"
         if strategy == "block" and isinstance(weights.get("block_structure"), list):
             size = "x".join(map(str, weights["block_structure"]))
-        words = [f"{'fp' if floating else 'int'}{bits}", str(strategy)]
+        words = [f"{'fp' if floating else 'int'}{bits}", strategy]
         words += [str(size)] if size and strategy in {"group", "block"} else []
         return " ".join(words if weights.get("symmetric", True) else [*words, "asymmetric"])
 
 
-def declared_quantization(config: Mapping[str, Any]) -> tuple[Quantization | None, list[Finding]]:
-    """What a config declares, at its top or in its text_config, and what in it cannot be read (``config.quant``)."""
+class Declaration(NamedTuple):
+    """A config's quantization table, and where in the config it stands."""
+
+    path: tuple[str, ...]
+    table: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        return str(self.table.get("quant_method") or self.table.get("quant_algo") or "unknown")
+
+
+def declaration(config: Mapping[str, Any]) -> Declaration | None:
+    """The quantization table of a config, at its top or in its text_config, if there is one."""
     text = config.get("text_config")
-    for holder in (config, text if isinstance(text, Mapping) else {}):
+    for path, holder in (((), config), (("text_config",), text if isinstance(text, Mapping) else {})):
         for key in ("quantization_config", "compression_config"):
             table = holder.get(key)
             if isinstance(table, Mapping) and table:
-                return _quantization(table)
-    return None, []
+                return Declaration((*path, key), table)
+    return None
 
 
-def _quantization(table: Mapping[str, Any]) -> tuple[Quantization, list[Finding]]:
-    method = str(table.get("quant_method") or table.get("quant_algo") or "unknown")
+def declared_quantization(config: Mapping[str, Any]) -> tuple[Quantization | None, list[Finding]]:
+    """What a config declares, and what in it cannot be read (``config.quant``)."""
+    found = declaration(config)
+    return (None, []) if found is None else _quantization(found.method, found.table)
+
+
+def _quantization(method: str, table: Mapping[str, Any]) -> tuple[Quantization, list[Finding]]:
     format = table.get("format") if isinstance(table.get("format"), str) else None
     found, findings = None, []
     if "config_groups" in table:

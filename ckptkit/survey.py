@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .consumers import LINEAR_CLASS, by_compressed_tensors
 from .families import LINEAR_LIKE, Kind, classifier
-from .names import split
+from .names import layered
 from .plan import Ref
 from .stored import COMPANIONS, WEIGHTS, Quantization, Stored, split_name, stored_format
 
@@ -89,8 +89,7 @@ def keyed(tensors: Iterable[Ref]) -> Iterator[tuple[Ref, Key]]:
         parent, _, last = ref.name.rpartition(".")
         place = places.get(parent)
         if place is None:
-            template, indices = split(parent)
-            place = places[parent] = (template, indices[0] if indices else "")
+            place = places[parent] = layered(parent)
         yield ref, (place, last, ref.dtype, ref.shape)
 
 
@@ -112,8 +111,7 @@ def _modules(cells: Iterable[Cell], config: Mapping[str, Any], quantization: Qua
         name, last = split_name(cell.first.name)
         if last not in WEIGHTS | COMPANIONS and classify(cell.first.name, cell.first.shape) is Kind.EXPERTS:
             name, last = cell.first.name, "weight"
-        template, indices = split(name)
-        places[template, indices[0] if indices else ""].append((name, last, cell))
+        places[layered(name)].append((name, last, cell))
     for parts in places.values():
         companions = {last: cell for _, last, cell in parts if last in COMPANIONS}
         beside = {last: cell.first for last, cell in companions.items()}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -224,7 +225,7 @@ def test_the_help_page_groups_every_command(capsys: pytest.CaptureFixture[str], 
 def test_examples_on_a_help_page_can_be_parsed(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main([name, "--help"]) == OK
     lines = capsys.readouterr().out.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
-    commands = [shlex.split(line.partition(" | ")[0].partition(" > ")[0]) for line in lines]
+    commands = [shlex.split(re.split(r" [|>] |;", line)[0]) for line in lines]
     assert len(commands) >= 2
     assert any(command[1] == name for command in commands)
     with click.Context(cli.cli, info_name="ckptkit", obj=Console(Settings())) as parent:

@@ -87,3 +87,16 @@ def test_vllm_refuses_a_fused_layer_ignored_in_part() -> None:
 def test_declared_reads_groups_of_both_spellings() -> None:
     config = {"config_groups": {"W8A16": ["lm_head"], "g": {"targets": ["Linear"], "weights": {}}}, "ignore": None}
     assert declared(config) == Declared((("W8A16", "lm_head"), ("g", "Linear")), ())
+
+
+def test_parts_of_a_fused_layer_come_before_its_class_in_newer_vllm() -> None:
+    config = Declared((("rest", "Linear"), ("q", r"re:.*\.[qk]_proj$")), ())
+    layer, parts = "a.qk_proj", ("a.q_proj", "a.k_proj")
+    assert by_vllm(config, layer, "QKVParallelLinear", parts) == "rest"
+    assert by_vllm(config, layer, "QKVParallelLinear", parts, parts_first=True) == "q"
+    assert by_vllm(config, layer, "QKVParallelLinear", ("a.q_proj", "a.v_proj"), parts_first=True) == "rest"
+
+
+def test_a_target_in_two_groups_belongs_to_the_later_one() -> None:
+    config = declared({"config_groups": {"a": {"targets": ["Linear", "x.y"]}, "b": {"targets": ["Linear"]}}})
+    assert config.targets == (("b", "Linear"), ("a", "x.y"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptkit.errors import UserError
-from ckptkit.names import Matcher, split, uniform
+from ckptkit.names import Matcher, layered, split, uniform
 
 PATTERNS = [
     r"re:.*lm_head$", r"re:.*visual.*", r"re:.*in_proj_(a|b)$", r"re:.*layers\.1\..*", r"re:.*layers\.\d\.mlp.*",
@@ -58,6 +58,18 @@ def test_common_patterns_are_uniform() -> None:
 def test_split_takes_whole_parts_only() -> None:
     assert split("model.layers.3.mlp.experts.12.w1") == ("model.layers.#.mlp.experts.#.w1", ("3", "12"))
     assert split("h0.conv1d") == ("h0.conv1d", ())
+    assert split("0.w1.2a.3") == ("#.w1.2a.#", ("0", "3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("model.layers.31.mlp.experts.7.w1", "31"), ("blocks.12", "12"), ("5.w", "5"), ("lm_head", "")]
+)
+def test_the_first_index_is_the_layer(name: str, layer: str) -> None:
+    assert layered(name) == (split(name)[0], layer)
+
+
+def test_a_pattern_given_twice_counts_once() -> None:
+    assert Matcher(["a.1", "*", "a.1"]).all("a.1") == ("a.1", "*")
 
 
 def test_a_bad_pattern_is_refused() -> None:

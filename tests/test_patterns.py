@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.patterns import first_match, looks_like_class, nearest, pattern
+from ckptkit.patterns import looks_like_class, nearest, pattern
 
 NAMES = ["lm_head", "language_model.lm_head", "model.layers.0.mlp.gate", "model.layers.10.mlp.gate_proj", "lm_head2"]
 
@@ -32,7 +32,6 @@ NAMES = ["lm_head", "language_model.lm_head", "model.layers.0.mlp.gate", "model.
 def test_what_a_pattern_matches(text: str, matched: list[str]) -> None:
     found = pattern(text)
     assert [name for name in NAMES if found.matches(name)] == matched
-    assert found.is_regex == text.startswith("re:")
 
 
 def test_exact_and_regex_as_compressed_tensors_matches() -> None:
@@ -63,13 +62,6 @@ def test_no_pattern(text: str) -> None:
         pattern(text)
     assert [finding.id for finding in caught.value.findings] == ["recipe.pattern"]
     assert caught.value.exit_code == USAGE
-
-
-def test_first_match_keeps_the_order() -> None:
-    patterns = [pattern(text) for text in ("embed", "re:.*head", "lm_*")]
-    assert first_match(patterns, "lm_head") is patterns[1]
-    assert first_match(patterns, "lm_tail") is patterns[2]
-    assert first_match(patterns, "norm") is None
 
 
 @pytest.mark.parametrize(

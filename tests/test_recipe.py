@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.patterns import first_match, pattern
+from ckptkit.patterns import pattern
 from ckptkit.recipe import Recipe, builtin_names, builtin_text, load, load_text
-from ckptkit.schemes import preset
+from ckptkit.schemes import resolve
 from ckptkit.yaml_lines import MAX_BYTES
 
 EXAMPLE = """\
@@ -53,7 +53,7 @@ def test_every_key() -> None:
     assert (recipe.tie, recipe.existing, recipe.nonfinite, recipe.arithmetic) == ("untie", "merge", "keep", "float32")
     head, body = recipe.groups
     assert (head.name, head.targets, head.scheme.weights.strategy) == ("head", ("re:.*lm_head$",), "channel")
-    assert (body.name, body.targets, body.scheme, body.experts) == ("body", ("Linear",), preset("W4A16"), None)
+    assert (body.name, body.targets, body.scheme, body.experts) == ("body", ("Linear",), resolve("W4A16"), None)
     assert [(item.pattern, item.optional) for item in recipe.ignore] == [
         ("re:.*visual.*", True),
         ("re:.*mtp.*", True),
@@ -297,10 +297,10 @@ LEFT_ALONE = [
 
 def won_by(recipe: Recipe, module: str) -> str | None:
     """The group that takes a Linear module: ignore first, then the first group that matches."""
-    if first_match((pattern(item.pattern) for item in recipe.ignore), module):
+    if any(pattern(item.pattern).matches(module) for item in recipe.ignore):
         return None
     for group in recipe.groups:
-        if "Linear" in group.targets or first_match(map(pattern, group.targets), module):
+        if "Linear" in group.targets or any(pattern(target).matches(module) for target in group.targets):
             return group.name
     return None
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckptkit import schemes
 from ckptkit.errors import USAGE, UserError
-from ckptkit.schemes import config_group, preset, presets, problems, resolve, usable
+from ckptkit.schemes import config_group, presets, problems, resolve, usable
 
 ROOT = Path(__file__).parents[1]
 CALIBRATED = {"FP8", "NVFP4"}
@@ -60,7 +60,7 @@ def test_presets_are_the_librarys() -> None:
     assert set(usable()) == set(PRESET_SCHEMES) - CALIBRATED - {"UNQUANTIZED"}
     for name in usable():
         parts = preset_name_to_scheme(name, []).model_dump(exclude={"targets"}, exclude_none=True)
-        group = config_group(preset(name.lower()), ["re:x"])
+        group = config_group(resolve(name.lower()), ["re:x"])
         assert group == library_group(parts, ["re:x"]), name
         assert list(group) == list(library_group(parts, ["re:x"]))
         read = QuantizationConfig.model_validate({"config_groups": {"g": group}}).config_groups["g"]
@@ -158,7 +158,7 @@ def test_what_resolves_and_divides_the_library_can_make(
 def test_presets_that_cannot_be_made(name: str, instead: str | None) -> None:
     assert refused(name) == [("recipe.scheme", "scheme")]
     with pytest.raises(UserError) as caught:
-        preset(name)
+        resolve(name)
     assert instead is None or instead in str(caught.value.findings[0].hint).split(" known")[0]
 
 
@@ -263,8 +263,8 @@ def test_overrides_apply_to_the_weights(name: str, overrides: dict[str, Any], ex
     found = resolve(name, overrides)
     weights = found.weights
     assert (weights.strategy, weights.group_size, weights.block_structure) == expected
-    assert found.input_activations == preset(name).input_activations
-    assert weights.num_bits == preset(name).weights.num_bits
+    assert found.input_activations == resolve(name).input_activations
+    assert weights.num_bits == resolve(name).weights.num_bits
 
 
 def test_an_override_that_leaves_something_missing_is_refused() -> None:
@@ -315,7 +315,7 @@ def test_shapes(name: str, overrides: dict[str, Any], shape: tuple[int, ...], di
 
 def test_descriptions_tell_presets_apart() -> None:
     assert resolve("W8A16", {"strategy": "channel"}).describe() == "W8A16 int8 channel symmetric"
-    described = {name: preset(name).describe() for name in usable() if name != "INT8"}  # another name of W8A8
+    described = {name: resolve(name).describe() for name in usable() if name != "INT8"}  # another name of W8A8
     assert len(set(described.values())) == len(described)
 
 

@@ -18,16 +18,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple
+from itertools import chain
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from ..checkpoint import Checkpoint
-from ..errors import Finding
+from ..errors import Finding, fail
+from ..patterns import nearest
 from ..stored import Quantization, declared_quantization
 from ..survey import Survey, survey
+from .sidecars import Sidecars
+
+if TYPE_CHECKING:
+    from .looking import Looked
+    from .matching import Matched
 
 
 class Level(IntEnum):
@@ -71,8 +81,16 @@ class Sample(NamedTuple):
     def text(self) -> str | None:
         return None if self.of == 1 else f"{self.part}/{self.of}"
 
+    def holds(self, name: str) -> bool:
+        """Whether the piece of that name belongs to the sample."""
+        return self.of == 1 or crc32(name.encode("utf-8", "surrogatepass")) % self.of == self.part - 1
+
 
 WHOLE = Sample()
+
+
+# Findings of the index that leave no doubt about what there is.
+_ABOUT_ONE_TENSOR = frozenset({"index.missing-tensor", "index.extra-tensor", "index.duplicate"})
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,16 @@ class Subject:
         return self.checkpoint.config or {}
 
     @cached_property
+    def unknown(self) -> str | None:
+        """Why it is not known which tensors the checkpoint has, if so: what makes probes of names and shapes unfit."""
+        broken = (f for f in self.found if f.severity == "error" and f.id.startswith(("layout.", "index.")))
+        from .index import files_lacking
+
+        id = next((finding.id for finding in broken if finding.id not in _ABOUT_ONE_TENSOR), None)
+        id = id or ("index.shard-count" if files_lacking(self) else None)
+        return id and f"not all tensors are known ({id})"
+
+    @cached_property
     def quantization(self) -> Quantization | None:
         """What the config declares."""
         return declared_quantization(self.config)[0]
@@ -112,13 +140,36 @@ class Subject:
 
         return read_manifest(self.checkpoint.source)
 
+    @cached_property
+    def sidecars(self) -> Sidecars:
+        """The JSON files beside the shards, each parsed once."""
+        return Sidecars(self.checkpoint.source)
+
+    @cached_property
+    def looked(self) -> Looked:
+        """What one pass over the tensors' bytes shows, digests and values together: bytes are read once."""
+        from .looking import look
+
+        return look(self)
+
+    @cached_property
+    def matched(self) -> Matched:
+        """Every tensor with the tensor of the source that it was made of; only with ``against``."""
+        from .matching import match
+
+        return match(self)
+
 
 class Seen(NamedTuple):
-    """What a probe found, how many things it looked at, and figures for the report (``numeric``, ``stats``)."""
+    """What a probe found, how many things it looked at, and figures for the report (``numeric``, ``stats``).
+
+    ``partly`` says of an id why some of it could not be looked at: without a finding it is skipped then, not passed.
+    """
 
     findings: Iterable[Finding]
     checked: int
     figures: Mapping[str, Any] = {}
+    partly: Mapping[str, str] = {}
 
 
 class Probe(NamedTuple):
@@ -152,7 +203,7 @@ class Outcome(NamedTuple):
 
 # The modules that hold probes (PROBES) and pages (PAGES), by level; imported when they are needed.
 _HOMES = {
-    Level.STATIC: ("container", "index", "config", "quantization", "shapes", "names", "files", "lint"),
+    Level.STATIC: ("container", "index", "config", "quantization", "shapes", "names", "files", "recipe", "lint"),
     Level.DATA: ("digests", "values"),
     Level.NUMERIC: ("numeric", "heads"),
 }
@@ -160,37 +211,60 @@ _HOMES = {
 
 def probes(level: Level) -> Iterator[Probe]:
     """The probes of all levels up to ``level``, cheap ones first."""
+    return chain.from_iterable(module.PROBES for module in _modules(level))
+
+
+def _modules(level: Level) -> Iterator[ModuleType]:
     for at, homes in _HOMES.items():
         if at <= level:
-            for home in homes:
-                yield from import_module(f".{home}", __name__).PROBES
+            yield from (import_module(f".{home}", __name__) for home in homes)
 
 
 def pages() -> dict[str, Page]:
     """Every check's page by id, sorted."""
-    found = [page for homes in _HOMES.values() for home in homes for page in import_module(f".{home}", __name__).PAGES]
-    return {page.id: page for page in sorted(found)}
+    return {page.id: page for page in sorted(_pages(Level.SERVE))}
+
+
+def _pages(level: Level) -> Iterator[Page]:
+    return chain.from_iterable(module.PAGES for module in _modules(level))
+
+
+def pages_of(text: str) -> dict[str, Page]:
+    """The pages that an id, a family (``index``) or a glob (``config.quant-*``) names.
+
+    Raises UserError (``usage.pattern-unmatched``) where there is none.
+    """
+    known = pages()
+    found = {id: page for id, page in known.items() if id.partition(".")[0] == text or fnmatchcase(id, text)}
+    if not found:
+        like = nearest(text, known)
+        hint = f"ckptkit checks {like}" if like else "ckptkit checks"
+        raise fail("usage.pattern-unmatched", f"no check is called {text!r}", hint=hint)
+    return found
 
 
 def run(subject: Subject, level: Level, wanted: Callable[[str], bool] = lambda id: True) -> Outcome:
     """Run every probe up to ``level`` that has an id that is ``wanted``; findings of other ids are dropped."""
     outcome = Outcome([], [], {})
+    repairs = {page.id: page.repair.replace("\n", " ") for page in _pages(level)}
     for probe in probes(level):
         ids = [id for id in probe.ids if wanted(id)]
         if not ids:
             continue
         began = time.monotonic()
         reason = probe.unfit(subject)
-        seen = Seen((), 0) if reason else probe.run(subject)
-        findings = [finding for finding in seen.findings if finding.id in ids]
+        seen = Seen((), 0, partly=dict.fromkeys(ids, reason)) if reason else probe.run(subject)
+        findings = [f if f.hint else replace(f, hint=repairs[f.id]) for f in seen.findings if f.id in ids]
         seconds = round(time.monotonic() - began, 3)
         outcome.findings.extend(findings)
         outcome.figures.update(seen.figures)
-        outcome.results.extend(_result(id, probe, findings, seen.checked, seconds, reason) for id in ids)
+        outcome.results.extend(_result(id, probe, findings, seen, seconds) for id in ids)
     return outcome
 
 
-def _result(id: str, probe: Probe, findings: list[Finding], checked: int, seconds: float, reason: str | None) -> Result:
+def _result(id: str, probe: Probe, findings: list[Finding], seen: Seen, seconds: float) -> Result:
     mine = [finding for finding in findings if finding.id == id]
+    reason = seen.partly.get(id)
     worst = "fail" if any(finding.severity == "error" for finding in mine) else "warn" if mine else "ok"
-    return Result(id, probe.level, "skip" if reason else worst, checked, len(mine), seconds, reason)
+    result = "skip" if reason and not mine else worst
+    return Result(id, probe.level, result, seen.checked, len(mine), seconds, reason)

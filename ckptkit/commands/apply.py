@@ -10,6 +10,7 @@ import click
 from .. import plan_file
 from ..checkpoint import open_checkpoint
 from ..console import Console
+from ..mending import open_mended
 from ..options import command
 from ..source import open_source
 from .making import How, make, make_options, output_problems_too
@@ -35,7 +36,7 @@ def apply(console: Console, plan_name: str, out: str, src: str | None, how: How)
     file = plan_file.read(plan_name)
     with open_source(src or str(file.header.get("source"))) as source:
         with output_problems_too(source, out, how.options):
-            checkpoint = open_checkpoint(source)
+            checkpoint = (open_mended if file.header.get("command") == "reshard" else open_checkpoint)(source)
             plan = plan_file.derive(file, checkpoint)
         options = replace(how.options, nonfinite_error=plan.settings.get("nonfinite") != "keep")
         make(console, checkpoint, plan, Path(out), how._replace(options=options))

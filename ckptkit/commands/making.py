@@ -7,6 +7,8 @@ import difflib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,12 +96,33 @@ def make(
         raise fail("usage.arguments", "OUT is missing", hint=f"ckptkit {plan.command} SRC OUT …")
     console.warn(warnings)
     extra = {"allowed": sorted(how.allow)}
+    found: list[Finding] = []
+    options = replace(how.options, check=partial(_problems, checkpoint, how, found))
     with console.progress(plan.command) as progress:
-        result = execute(plan, checkpoint.source, out, how.options, progress, extra)
+        result = execute(plan, checkpoint.source, out, options, progress, extra)
     data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint)}
-    console.result(data, _result_text(result, plan), [str(result.path)], warnings if console.settings.json else ())
+    told = [*warnings, *found] if console.settings.json else found
+    console.result(data, _result_text(result, plan), [str(result.path)], told)
     if result.bytes_copied and how.options.link == "auto":
         console.note(f"hint: --link hard would have saved writing {fmt_bytes(result.bytes_copied)} of untouched shards")
+
+
+def _problems(checkpoint: Checkpoint, how: How, others: list[Finding], folder: Path) -> list[Finding]:
+    """``output.verify`` findings: what is wrong with the result in ``folder`` and was not with its source.
+
+    What does not forbid to publish it joins ``others``.
+    """
+    from ..checks.inherited import check_result
+
+    told = check_result(folder, checkpoint, how.allow)
+    others += told.others
+    return [_blocking(finding, how.options.resume_command) for finding in told.new]
+
+
+def _blocking(finding: Finding, again: str) -> Finding:
+    hint = f"{again} --allow {finding.id} publishes it all the same; ckptkit checks {finding.id} explains it"
+    details: dict[str, Any] = {"file": finding.file, "tensor": finding.tensor, "data": {"finding": finding.as_dict()}}
+    return Finding("output.verify", f"{finding.message} ({finding.id})", hint=hint, **details)
 
 
 def _write_plan(plan: Plan, uri: str, path: str) -> None:

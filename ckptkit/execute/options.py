@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from ..errors import Finding
+from ..parallel import threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,8 @@ class Options:
 
     ``jobs`` 0 means as many threads as there are processors, at most four. ``link``: ``auto``, ``hard``,
     ``reflink``, ``symlink`` or ``copy``. ``hash``: ``xxh3`` or ``sha256`` (whole files, one more read).
-    ``backend``: ``native`` or ``llmcompressor``. ``resume_command`` is what a hint tells to type.
+    ``backend``: ``native`` or ``llmcompressor``. ``resume_command`` is what a hint tells to type. ``check`` looks at
+    the staging folder when everything but the manifest is in it, and gives what forbids to publish it.
     """
 
     jobs: int = 0
@@ -29,14 +32,11 @@ class Options:
     verify: bool = True
     chunk_bytes: int = 4 << 20
     resume_command: str = ""
+    check: Callable[[Path], Iterable[Finding]] = lambda folder: ()
 
     @property
     def threads(self) -> int:
-        return self.jobs or min(4, _processors())
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return threads(self.jobs)
 
 
 class Progress(Protocol):

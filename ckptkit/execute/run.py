@@ -142,6 +142,7 @@ def _finish(plan: Plan, folder: Path, records: Records, work: Work) -> dict[str,
     sidecars = write_sidecars(plan, folder, work)
     if work.options.verify:
         _refuse(check_written(plan, folder, records))
+        _refuse(work.options.check(folder))
     content = manifest(plan, work.source, records.values(), sidecars)
     content["environment"] = environment(work.options.backend, work.options.device)
     if work.options.hash == "sha256":

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import fail
 from ..header import DTYPE_BITS, Entry, row_view
-from ..ops import Block, Chunk, NonFinite, Operation, Read, operation
+from ..ops import Block, Chunk, NonFinite, Operation, Overflow, Read, operation
 from ..plan import Ref, Step
 from ..source import Source
 from .work import Work
@@ -106,11 +106,13 @@ def read_block(source: Source, ref: Ref, read: Read) -> Block:
 
 @contextmanager
 def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
-    """Give a NaN or Inf that an operation met the name of its file and tensor."""
+    """Give a value that an operation cannot convert the name of its file and tensor."""
     try:
         yield
-    except NonFinite as error:
+    except (NonFinite, Overflow) as error:
         ref = step.inputs[list(reads)[error.index].tensor]
         message = f"{ref.file}: {ref.name} holds {error.what}"
-        hint = "--set nonfinite=keep converts it all the same"
-        raise fail(f"data.{error.what.lower()}", message, file=ref.file, tensor=ref.name, hint=hint) from None
+        id, hint = f"data.{error.what.lower()}", "--set nonfinite=keep converts it all the same"
+        if isinstance(error, Overflow):
+            id, hint = "data.overflow", "--allow data.overflow makes it Inf; or leave the tensor as it is"
+        raise fail(id, message, file=ref.file, tensor=ref.name, hint=hint) from None

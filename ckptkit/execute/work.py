@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import Interrupted
 from ..ops import Context
+from ..parallel import Task, in_order
 from ..source import Source
 from .options import Options, Progress
 
@@ -38,30 +38,15 @@ class Work:
         if self.signals:
             raise Interrupted(f"interrupted by {signal.Signals(self.signals[0]).name}")
 
-    def in_order(self, tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    def in_order(self, tasks: Iterable[Task[T]]) -> Iterator[T]:
         """The tasks' results in the tasks' order, computed by the threads at most two tasks each ahead.
 
         Between results a wish to stop is heard. However it ends, no task is left running.
         """
-        if self.pool is None:
-            for task in tasks:
+        with contextlib.closing(in_order(tasks, self.pool, 2 * self.options.threads)) as results:
+            for result in results:
                 self.check()
-                yield task()
-            return
-        pending: deque[Future[T]] = deque()
-        try:
-            for task in tasks:
-                pending.append(self.pool.submit(task))
-                if len(pending) >= 2 * self.options.threads:
-                    self.check()
-                    yield pending.popleft().result()
-            while pending:
-                self.check()
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
-            wait(pending)
+                yield result
 
 
 @contextlib.contextmanager

@@ -57,8 +57,8 @@ class Piece(NamedTuple):
 
 def is_expert_tensor(name: str, shape: Sequence[int]) -> bool:
     """Whether this is a weight of all experts of a layer, stacked: rank 3, first dimension the expert."""
-    found = _STACKED.fullmatch(name)
-    return found is not None and found[3] is None and len(shape) == 3
+    found = _STACKED.fullmatch(name) if len(shape) == 3 else None
+    return found is not None and found[3] is None
 
 
 def expert_projections(name: str, shape: Sequence[int], layout: str, config: Config | None) -> list[Piece]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..names import to_template
 from .config import config_value, model_types
 
 
@@ -39,7 +40,6 @@ LINEAR_LIKE = frozenset({Kind.LINEAR, Kind.HEAD, Kind.ROUTER, Kind.MTP, Kind.DRA
 _CONV1D_MODELS = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
 _CONV1D = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)$")
 
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 _NUMBERED = re.compile(r"(?:\.(?:#|shard_\d+))+$")
 
 # On the last part of the module's path that is no number.
@@ -88,7 +88,7 @@ def classifier(config: Mapping[str, Any] | None) -> Classify:
     traits = _traits(config)
 
     def kind_of(name: str, shape: Sequence[int]) -> Kind:
-        form = _INDEX.sub("#", name)
+        form = to_template(name)
         kind = _by_form(form, len(shape), traits.conv1d)
         return (_part(name, form, traits) or kind) if kind in LINEAR_LIKE else kind
 
@@ -102,7 +102,7 @@ def draft_part(config: Mapping[str, Any] | None) -> Callable[[str], Kind | None]
     DSpark stages where the config has ``dspark_target_layer_ids``, and NextN layers elsewhere.
     """
     traits = _traits(config)
-    return lambda name: _part(name, _INDEX.sub("#", name), traits)
+    return lambda name: _part(name, to_template(name), traits)
 
 
 class _Traits(NamedTuple):

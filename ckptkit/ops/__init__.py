@@ -8,7 +8,7 @@ say) and gives a small JSON-able value that ``make`` is handed.
 Tensors are matrices here: leading dimensions flattened to rows, the last dimension the row
 (:func:`ckptkit.header.row_view`). Ids carry a version: changing the bytes an operation makes means changing its id.
 
-Arguments of the quantizing operations (all but ``take@1``):
+Arguments of the quantizing operations (all but ``take@1`` and ``cast@1``):
 
 ``modules``
     Names of the modules made, one for each of the first inputs: input i, [rows, cols], is the weight of ``modules[i]``.
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import fail
@@ -77,7 +77,7 @@ class Block:
 
 
 class Context(NamedTuple):
-    """How to compute: the torch device, and whether a NaN or Inf in a weight is an error (else it is kept)."""
+    """How to compute: the torch device, and whether a NaN or Inf, found or made, is an error (else it is kept)."""
 
     device: str = "cpu"
     nonfinite_error: bool = True
@@ -85,6 +85,14 @@ class Context(NamedTuple):
 
 class NonFinite(ValueError):
     """A weight holds NaN or Inf. ``index`` is the block it was seen in; the executor names file and tensor."""
+
+    def __init__(self, index: int, what: str):
+        super().__init__(what)
+        self.index, self.what = index, what
+
+
+class Overflow(ValueError):
+    """A value is too large for the dtype it is to have; ``index`` and ``what`` as in NonFinite."""
 
     def __init__(self, index: int, what: str):
         super().__init__(what)
@@ -113,25 +121,17 @@ class Operation:
     bits_on_cuda: bool = False
 
 
-# Where each operation lives; the module is imported on first use.
-_HOMES = {
-    "take@1": "take",
-    "pack_int@1": "quantizers",
-    "int8@1": "quantizers",
-    "fp8_channel@1": "quantizers",
-    "fp8_block@1": "quantizers",
-    "mxfp8@1": "quantizers",
-    "nvfp4@1": "quantizers",
-    "mxfp4@1": "quantizers",
-    "ct_generic@1": "quantizers",
-}
-
-
 def operation(id: str) -> Operation:
     """The operation of that id. Raises UserError (``plan.unknown-op``) for one this version does not have."""
-    home = _HOMES.get(id)
-    if home is None:
+    found = _operations().get(id)
+    if found is None:
         message = f"this version of ckptkit has no operation {id!r}"
-        raise fail("plan.unknown-op", message, hint=f"known: {', '.join(sorted(_HOMES))}, copy@1")
-    found: Operation = import_module(f".{home}", __name__).OPERATIONS[id]
+        raise fail("plan.unknown-op", message, hint=f"known: {', '.join(sorted(_operations()))}, copy@1")
     return found
+
+
+@cache
+def _operations() -> Mapping[str, Operation]:
+    from . import cast, quantizers, take  # here, because they are made of what is above
+
+    return take.OPERATIONS | cast.OPERATIONS | quantizers.OPERATIONS

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from itertools import chain
 
 from ..checkpoint import Checkpoint
 from ..consumers import by_compressed_tensors, declared
 from ..errors import Finding
 from ..header import FLOATS
 from ..recipe import Recipe
-from ..stored import COMPANIONS, WEIGHTS, split_name
+from ..stored import COMPANIONS, WEIGHTS, Declaration, declaration, declared_quantization, split_name
 from .selection import Choice
 
 # Files that declare quantization beside config.json.
@@ -19,33 +19,12 @@ DECLARATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.js
 COMPRESSED_TENSORS = "compressed-tensors"
 
 
-class Existing(NamedTuple):
-    """What the config declares: where the table stands in it, and the table."""
-
-    path: tuple[str, ...]
-    table: Mapping[str, Any]
-
-    @property
-    def method(self) -> str:
-        return str(self.table.get("quant_method") or self.table.get("quant_algo") or "unknown")
-
-
-def existing_config(checkpoint: Checkpoint) -> Existing | None:
-    """The ``quantization_config`` of config.json, at the top or in its text_config, if there is one."""
-    config = checkpoint.config or {}
-    for path in (("quantization_config",), ("compression_config",), ("text_config", "quantization_config")):
-        table: Any = config
-        for key in path:
-            table = table.get(key) if isinstance(table, Mapping) else None
-        if isinstance(table, Mapping) and table:
-            return Existing(path, table)
-    return None
-
-
 def quantized_modules(checkpoint: Checkpoint) -> dict[str, str]:
     """Module -> a tensor that shows it is quantized on disk: a scale, packed codes, a weight that is no float."""
     found: dict[str, str] = {}
     for name, ref in checkpoint.tensors.items():
+        if name.endswith(".weight") and ref.dtype in FLOATS:
+            continue  # most tensors: not worth taking the name apart
         module, last = split_name(name)
         if last in _SHOWING or (last == "weight" and ref.dtype not in FLOATS):
             found.setdefault(module, name)
@@ -60,7 +39,7 @@ def refusals(
     recipe: Recipe, checkpoint: Checkpoint, choices: Iterable[Choice], quantized: Mapping[str, str]
 ) -> Iterator[Finding]:
     """``plan.existing`` findings for this recipe's policy."""
-    present = existing_config(checkpoint)
+    present = declaration(checkpoint.config or {})
     declarations = [name for name in DECLARATIONS if name in checkpoint.source.files]
     if present is None and not declarations:
         if quantized:
@@ -69,7 +48,8 @@ def refusals(
     method = present.method if present else "unknown"
     file = "config.json" if present else declarations[0]
     if recipe.existing == "merge" and present is not None and method == COMPRESSED_TENSORS:
-        yield from _merge_conflicts(present, choices)
+        _, unreadable = declared_quantization(checkpoint.config or {})
+        yield from map(_unreadable, unreadable) if unreadable else _merge_conflicts(present, choices)
     elif recipe.existing == "replace":
         yield from _still_old(method, quantized)
     else:
@@ -100,15 +80,19 @@ def _still_old(method: str, quantized: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("plan.existing", message, tensor=name, hint="ckptkit dequantize SRC OUT makes them dense first")
 
 
-def _merge_conflicts(present: Existing, choices: Iterable[Choice]) -> Iterator[Finding]:
+def _unreadable(found: Finding) -> Finding:
+    hint = "correct the groups in config.json, or make the checkpoint dense first: ckptkit dequantize SRC OUT"
+    return Finding("plan.existing", found.message, file=found.file, hint=hint)
+
+
+def _merge_conflicts(present: Declaration, choices: Iterable[Choice]) -> Iterator[Finding]:
     """Modules to be quantized that the existing config says are quantized already, though they lie there dense."""
     config = declared(present.table)
     groups: dict[str, list[str]] = defaultdict(list)
-    for choice in choices:
-        if choice.group is not None:
-            group = by_compressed_tensors(config, choice.module)
-            if group is not None:
-                groups[group].append(choice.module)
+    for module in chain.from_iterable(choice.modules for choice in choices if choice.group is not None):
+        group = by_compressed_tensors(config, module)
+        if group is not None:
+            groups[group].append(module)
     for group, modules in groups.items():
         message = f"config.json already puts {len(modules):,} of these modules into {group}, yet they lie there dense"
         hint = "its ignore list does not cover them: correct the config, or leave these modules out of the recipe"

@@ -11,6 +11,7 @@ from ..errors import Finding, UserError
 from ..families import Piece, expert_projections
 from ..header import DTYPE_BITS, Spec
 from ..plan import COPY, Ref, Step
+from ..recipe import Group
 from .selection import Choice
 
 TAKE = "take@1"
@@ -32,33 +33,30 @@ def cut(choices: Iterable[Choice], config: Mapping[str, Any] | None) -> tuple[di
     for choice in choices:
         if choice.group is None:
             continue
-        try:
-            found[choice.module] = _slices(choice, config) if choice.is_experts else [_whole(choice)]
-        except UserError as error:
-            problems += error.findings
+        for module, ref in choice.modules.items():
+            try:
+                whole = [Slice(module, ref, ref.shape)]
+                found[module] = _slices(ref, choice.group, config) if choice.is_experts else whole
+            except UserError as error:
+                problems += error.findings
     return found, problems
 
 
-def _whole(choice: Choice) -> Slice:
-    return Slice(choice.module, choice.ref, choice.ref.shape)
-
-
-def _slices(choice: Choice, config: Mapping[str, Any] | None) -> list[Slice]:
+def _slices(ref: Ref, group: Group, config: Mapping[str, Any] | None) -> list[Slice]:
     """The projections of every expert; none for a group that does not say how they lie, which is a finding of its own."""
-    ref, group = choice.ref, choice.group
-    if group is None or group.experts is None:
+    if group.experts is None:
         return []
     pieces = expert_projections(ref.name, ref.shape, group.experts, config)
     return [Slice(piece.module, _part(ref, piece), piece.shape, _columns(piece)) for piece in pieces]
 
 
-def bias_steps(choice: Choice, checkpoint: Checkpoint) -> dict[str, list[Step]]:
-    """Steps that take the bias of a stacked weight apart, by the bias tensor they replace."""
-    bias = checkpoint.tensors.get(f"{choice.module}_bias")
+def bias_steps(module: str, choice: Choice, checkpoint: Checkpoint) -> dict[str, list[Step]]:
+    """Steps that take the bias of the stacked weight ``module`` apart, by the bias tensor they replace."""
+    bias = checkpoint.tensors.get(f"{module}_bias")
     if bias is None or choice.group is None or choice.group.experts is None:
         return {}
     pieces = expert_projections(bias.name, bias.shape, choice.group.experts, checkpoint.config)
-    return {bias.name: [_bias_step(bias, piece, choice.rule) for piece in pieces]}
+    return {bias.name: [_bias_step(bias, piece, choice.rule) for piece in pieces]} if pieces else {}
 
 
 def _bias_step(bias: Ref, piece: Piece, rule: str) -> Step:

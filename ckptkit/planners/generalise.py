@@ -10,38 +10,44 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from ..names import Indices, split
+from ..names import Indices, split, to_template
 
 ANY = r"\d+"
 PREFIX = r"re:^(?:.*\.)?"
 # Parts of a path that only wrap the text model: engines add, drop and reorder them.
 WRAPPERS = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer"})
 
+ByTemplate = Mapping[str, Collection[str]]
 
-def templates(names: Iterable[str]) -> dict[str, set[Indices]]:
+
+def by_template(names: Iterable[str]) -> dict[str, list[str]]:
     """Names gathered by template."""
-    found: dict[str, set[Indices]] = defaultdict(set)
+    found: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        template, indices = split(name)
-        found[template].add(indices)
+        found[to_template(name)].append(name)
     return found
 
 
-def patterns(chosen: Iterable[str], among: Mapping[str, set[Indices]], others: Collection[str] = ()) -> list[str]:
-    """Sorted ``re:`` patterns that match all of ``chosen`` and nothing else of the templates in ``among``.
+def patterns(chosen: ByTemplate, among: ByTemplate, others: Collection[str] = ()) -> list[str]:
+    """Sorted ``re:`` patterns that match all of ``chosen``, which are some of ``among``, and no others of these.
 
     Engines put a prefix before a text model's modules, or take one away (``model.language_model.layers`` is
     ``language_model.model.layers`` in vLLM), so a path is written from behind such wrappers on, and matches behind
     any dotted prefix. Where that would reach one of the templates ``others``, the path is written whole.
     """
     found = set()
-    for template, indices in templates(chosen).items():
+    for template, names in chosen.items():
         short = unwrapped(template)
         clash = any(other == short or other.endswith(f".{short}") for other in others)
-        found |= {
-            PREFIX + _write(template if clash else short, form) + "$" for form in _forms(indices, among[template])
-        }
+        for form in _forms_of(template, names, among[template]):
+            found.add(PREFIX + _write(template if clash else short, form) + "$")
     return sorted(found)
+
+
+def _forms_of(template: str, chosen: Collection[str], among: Collection[str]) -> list[Indices]:
+    if len(chosen) == len(among):
+        return [(ANY,) * template.count("#")]
+    return _forms({split(name)[1] for name in chosen}, {split(name)[1] for name in among})
 
 
 def unwrapped(name: str) -> str:
@@ -55,7 +61,7 @@ def unwrapped(name: str) -> str:
 def template_of(pattern: str) -> str | None:
     """The template whose names, behind any prefix, a pattern written here or an exact name can match; None for others."""
     if not pattern.startswith("re:"):
-        return split(pattern)[0]
+        return to_template(pattern)
     if not (pattern.startswith(PREFIX) and pattern.endswith("$")):
         return None
     parts = pattern[len(PREFIX) : -1].split(r"\.")

@@ -7,16 +7,17 @@ ignore list covers every matrix that is left alone. What was written is then rea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from ..consumers import LINEAR_CLASS, Declared, by_compressed_tensors, by_vllm, declared, matches
 from ..errors import Finding
 from ..families import Kind, fused_set
-from ..names import Indices, split, uniform
+from ..names import uniform
 from ..schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
-from .generalise import patterns, template_of, templates
+from .generalise import by_template, patterns, template_of
 
 FOREIGN_PREFIX = "language_model."
 # The classes vLLM gives these modules: a head's and an embedding's name no Linear, so a class target passes them by.
@@ -24,18 +25,23 @@ VLLM_CLASSES = {Kind.HEAD: "ParallelLMHead", Kind.EMBEDDING: "VocabParallelEmbed
 TORCH_CLASSES = {Kind.EMBEDDING: "Embedding", Kind.POSITION: "Embedding", Kind.NORM: "RMSNorm", Kind.CONV: "Conv1d"}
 
 
-class Module(NamedTuple):
-    """A matrix of the result: its module, its kind, and the group it belongs to (None: left as it is)."""
+class Modules(NamedTuple):
+    """Matrices of the result: modules of one template and kind, and the group they belong to (None: left as they are)."""
 
-    name: str
+    template: str
     kind: Kind
     group: str | None
+    names: Sequence[str]
 
 
 def group_names(groups: Iterable[str], present: Mapping[str, Any] | None) -> dict[str, str]:
     """The name each of the recipe's groups has in the written config: its own, unless one there has it already."""
-    taken = set(present["config_groups"]) if present else set()
+    taken = _groups(present)
     return {group: next(name for name in _numbered(group) if name not in taken) for group in groups}
+
+
+def _groups(present: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict((present or {}).get("config_groups") or {})
 
 
 def _numbered(name: str) -> Iterator[str]:
@@ -44,45 +50,54 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def build(
-    modules: Sequence[Module], schemes: Mapping[str, Scheme], present: Mapping[str, Any] | None
+    modules: Sequence[Modules], schemes: Mapping[str, Scheme], present: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The config to write for ``modules``, whose groups have the schemes ``schemes``.
 
     ``present`` is the compressed-tensors config to merge onto: its groups stay as they are, and its ignore list
     loses what is quantized now.
     """
-    among = templates(module.name for module in modules)
-    groups = dict(present["config_groups"]) if present else {}
+    among = _joined(modules)
+    groups = _groups(present)
     for group, scheme in schemes.items():
-        others = templates(m.name for m in modules if m.group not in (group, None))
-        targets = patterns((m.name for m in modules if m.group == group), among, others)
+        others = {m.template for m in modules if m.group not in (group, None)}
+        targets = patterns(_joined(m for m in modules if m.group == group), among, others)
         groups[group] = config_group(scheme, targets)
     ignore = _ignore(modules, schemes, among, present)
     return _table(dict(sorted(groups.items())), ignore, present)
 
 
+def _joined(modules: Iterable[Modules]) -> dict[str, list[str]]:
+    """Names by template."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for alike in modules:
+        found[alike.template] += alike.names
+    return found
+
+
 def _ignore(
-    modules: Sequence[Module],
+    modules: Sequence[Modules],
     schemes: Mapping[str, Scheme],
-    among: Mapping[str, set[Indices]],
+    among: Mapping[str, Sequence[str]],
     present: Mapping[str, Any] | None,
 ) -> list[str]:
-    left_alone = {module.name for module in modules if module.group is None}
-    quantized = templates(module.name for module in modules if module.group is not None)
+    left_alone = _joined(m for m in modules if m.group is None)
+    quantized = {m.template for m in modules if m.group is not None}
     if present is None:
         return patterns(left_alone, among, quantized)
-    new = [module.name for module in modules if module.group in schemes]
+    new = [name for m in modules if m.group in schemes for name in m.names]
     kept, opened = [], set()
     for entry in present.get("ignore") or ():
         if any(matches(name, entry) for name in new):
-            opened |= {name for name in left_alone if matches(name, entry)}
+            opened |= {name for name in chain.from_iterable(left_alone.values()) if matches(name, entry)}
         else:
             kept.append(entry)
-    return kept + patterns(opened, among, quantized)
+    return kept + patterns(by_template(opened), among, quantized)
 
 
 def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any] | None) -> dict[str, Any]:
-    formats = {group.get("format") or (present or {}).get("format") for group in groups.values()}
+    known = (present or {}).get("format")
+    formats = {(group.get("format") if isinstance(group, Mapping) else None) or known for group in groups.values()}
     table: dict[str, Any] = (
         dict(present)
         if present
@@ -104,19 +119,18 @@ def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any]
 # --- reading it back ---------------------------------------------------------------------------------------
 
 
-def disagreements(table: Mapping[str, Any], modules: Sequence[Module]) -> Iterator[Finding]:
+def disagreements(table: Mapping[str, Any], modules: Sequence[Modules]) -> Iterator[Finding]:
     """``plan.config``: modules that a consumer of the written config would take for something else than they are.
 
     Checked under compressed-tensors' and vLLM's rules, on the checkpoint's names, behind a foreign prefix, and on
     the names of fused layers. Modules that differ only in indices that the patterns do not tell apart are one case.
     """
     config = declared(table)
-    present = {module.name for module in modules}
-    for module in _distinct(modules, config):
-        want = module.group
-        torch_class = TORCH_CLASSES.get(module.kind, LINEAR_CLASS)
-        vllm_class = VLLM_CLASSES.get(module.kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
-        for name in _spellings(module.name):
+    present = {name for alike in modules for name in alike.names}
+    for module, kind, want in _distinct(modules, config):
+        torch_class = TORCH_CLASSES.get(kind, LINEAR_CLASS)
+        vllm_class = VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
+        for name in _spellings(module):
             readings = {
                 "compressed-tensors": by_compressed_tensors(config, name, torch_class),
                 "vLLM": by_vllm(config, name, vllm_class),
@@ -124,7 +138,7 @@ def disagreements(table: Mapping[str, Any], modules: Sequence[Module]) -> Iterat
             for reader, got in readings.items():
                 if got != want:
                     yield _disagreement(reader, name, want, got)
-        yield from _fused(config, module, present)
+        yield from _fused(config, module, want, present)
 
 
 def _spellings(name: str) -> set[str]:
@@ -135,30 +149,27 @@ def _spellings(name: str) -> set[str]:
     return {name, FOREIGN_PREFIX + name, swapped}
 
 
-def _fused(config: Declared, module: Module, present: Collection[str]) -> Iterator[Finding]:
+def _fused(config: Declared, module: str, want: str | None, present: Collection[str]) -> Iterator[Finding]:
     """The layer that vLLM fuses ``module`` and its siblings into, looked at once: from its first member."""
-    layer, members = fused_set(module.name) or ("", (None,))
-    if module.name != members[0] or not all(member in present for member in members):
+    layer, members = fused_set(module) or ("", (None,))
+    if module != members[0] or not all(member in present for member in members):
         return
     try:
         got = by_vllm(config, layer, "QKVParallelLinear", members)
     except ValueError as error:
-        yield _disagreement("vLLM", layer, module.group, str(error))
+        yield _disagreement("vLLM", layer, want, str(error))
         return
-    if got != module.group:
-        yield _disagreement("vLLM", layer, module.group, got)
+    if got != want:
+        yield _disagreement("vLLM", layer, want, got)
 
 
-def _distinct(modules: Iterable[Module], config: Declared) -> Iterator[Module]:
+def _distinct(modules: Iterable[Modules], config: Declared) -> Iterator[tuple[str, Kind, str | None]]:
     """One module for each template and group, or each of them where the config's patterns tell indices apart."""
     texts = [text for _, text in config.targets] + list(config.ignore)
     told_apart = {template_of(text) for text in texts if not uniform(text)}
-    seen: set[tuple[str, str | None]] = set()
-    for module in modules:
-        template, _ = split(module.name)
-        if _is_behind(template, told_apart) or (template, module.group) not in seen:
-            seen.add((template, module.group))
-            yield module
+    for alike in modules:
+        names = alike.names if _is_behind(alike.template, told_apart) else alike.names[:1]
+        yield from ((name, alike.kind, alike.group) for name in names)
 
 
 def _is_behind(template: str, ends: Collection[str | None]) -> bool:

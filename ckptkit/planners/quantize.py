@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ..checkpoint import CONFIG, INDEX, Checkpoint
-from ..consumers import by_compressed_tensors, declared
 from ..errors import Finding, UserError
-from ..families import Kind, fused_set, shares_global_scale, tie_locations
+from ..families import fused_set, shares_global_scale
+from ..header import Spec
 from ..ops import operation
 from ..ops.select import select as select_operation
-from ..plan import Plan, Ref, Shard, Step, copy_step
+from ..plan import Plan, Shard, Step, copy_step
 from ..recipe import Group, Recipe
-from . import existing, quant_config, refusals
+from . import existing, refusals
+from .config_json import config_text
 from .experts import Slice, bias_steps, cut
 from .selection import Choice, select, tied_head
-from .sidecars import sidecars
+from .sidecars import index_text, sidecars
 
 
 class Quantized(NamedTuple):
@@ -43,7 +43,7 @@ def plan_quantize(
     if problems:
         raise UserError(problems)
     choices, unmatched = select(checkpoint, recipe)
-    pieces, misfits = cut(choices.values(), checkpoint.config)
+    pieces, misfits = cut(choices, checkpoint.config)
     found = chain(unmatched, misfits, _refusals(checkpoint, recipe, choices, pieces))
     problems, allowed = _sort(found, allow)
     if problems:
@@ -86,14 +86,14 @@ def _source_problems(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _refusals(
-    checkpoint: Checkpoint, recipe: Recipe, choices: Mapping[str, Choice], pieces: Mapping[str, list[Slice]]
+    checkpoint: Checkpoint, recipe: Recipe, choices: Sequence[Choice], pieces: Mapping[str, list[Slice]]
 ) -> Iterator[Finding]:
     quantized = existing.quantized_modules(checkpoint)
     yield from refusals.ties(recipe, choices, tied_head(checkpoint))
-    yield from existing.refusals(recipe, checkpoint, choices.values(), quantized)
+    yield from existing.refusals(recipe, checkpoint, choices, quantized)
     yield from refusals.fused_differ(recipe.groups, choices, quantized)
     yield from refusals.incomplete_layers(choices, checkpoint.tensors)
-    yield from refusals.head_blocks(choices.values())
+    yield from refusals.head_blocks(choices)
     yield from refusals.indivisible(choices, pieces)
 
 
@@ -101,99 +101,114 @@ def _refusals(
 
 
 class Work(NamedTuple):
-    """What happens to the tensors of the source: steps by the tensor they replace, steps by the shard they join."""
+    """What happens to the tensors of the source: steps by the tensor they replace, steps by the shard they join.
 
-    replaced: Mapping[str, list[Step]]
-    added: Mapping[str, list[Step]]
-    rules: Mapping[str, str]
+    ``rules`` says by tensor why it is copied.
+    """
+
+    replaced: dict[str, list[Step]]
+    added: dict[str, list[Step]]
+    rules: dict[str, str]
 
 
 class _Job(NamedTuple):
-    """A slice to be quantized by a group; ``home`` is the tensor it replaces, or None if its step is added."""
+    """A slice to be quantized by a group, and the steps that its own is to join."""
 
     piece: Slice
     group: Group
-    home: str | None
+    steps: list[Step]
 
 
-def _work(
-    checkpoint: Checkpoint, recipe: Recipe, choices: Mapping[str, Choice], pieces: Mapping[str, list[Slice]]
-) -> Work:
-    replaced: dict[str, list[Step]] = {}
-    added: dict[str, list[Step]] = defaultdict(list)
+def _work(checkpoint: Checkpoint, recipe: Recipe, choices: Sequence[Choice], pieces: Mapping[str, list[Slice]]) -> Work:
+    work = Work({}, defaultdict(list), {})
     sets: dict[str, dict[str, list[_Job]]] = defaultdict(lambda: defaultdict(list))
-    operation_for = _chooser(recipe)
-    for choice in choices.values():
-        if choice.group is not None:
-            home = None if choice.from_embedding else choice.ref.name
-            for piece in pieces[choice.module]:
-                job = _Job(piece, choice.group, home)
-                sets[_set_key(job)][choice.ref.file].append(job)
-            replaced |= {} if home is None else {home: [], **bias_steps(choice, checkpoint)}
-        elif choice.from_embedding and recipe.tie == "untie":
-            added[choice.ref.file].append(copy_step(choice.ref, "tie: untie", f"{choice.module}.weight"))
+    quantizing = _quantizing(recipe)
+    for choice in choices:
+        if choice.group is None:
+            _leave(choice, recipe, work)
+            continue
+        for module, ref in choice.modules.items():
+            steps = work.added[ref.file] if choice.alike.from_embedding else work.replaced.setdefault(ref.name, [])
+            for piece in pieces[module]:
+                job = _Job(piece, choice.group, steps)
+                shared = _shared_scale(job)
+                if shared is None:
+                    steps.append(quantizing([job], []))
+                else:
+                    sets[shared][ref.file].append(job)
+            if choice.is_experts:
+                work.replaced.update(bias_steps(module, choice, checkpoint))
     for by_file in sets.values():
         for file, jobs in by_file.items():
             partners = [job.piece for other, theirs in by_file.items() if other != file for job in theirs]
-            home = jobs[0].home
-            (added[file] if home is None else replaced[home]).append(_quantize_step(jobs, partners, operation_for))
-    rules = {choice.ref.name: choice.rule for choice in choices.values() if not choice.from_embedding}
-    return Work(replaced, added, rules)
+            jobs[0].steps.append(quantizing(jobs, partners))
+    return work
 
 
-def _set_key(job: _Job) -> str:
-    """Weights with the same key share a global scale; where there is none, each weight is its own set."""
+def _leave(choice: Choice, recipe: Recipe, work: Work) -> None:
+    if not choice.alike.from_embedding:
+        work.rules.update(dict.fromkeys(choice.weights(), choice.rule))
+    elif recipe.tie == "untie":
+        module, ref = choice.first
+        work.added[ref.file].append(copy_step(ref, "tie: untie", f"{module}.weight"))
+
+
+def _shared_scale(job: _Job) -> str | None:
+    """The layer all of whose weights have one global scale with this one; None where each has its own, or there is none."""
+    if job.group.scheme.weights.strategy != "tensor_group" or not shares_global_scale(job.piece.module):
+        return None
     fused = fused_set(job.piece.module)
-    if (
-        fused is not None
-        and job.group.scheme.weights.strategy == "tensor_group"
-        and shares_global_scale(job.piece.module)
-    ):
-        return fused[0]
-    return job.piece.module
+    return fused and fused[0]
 
 
-Chooser = Callable[[str, str], tuple[str, dict[str, Any]]]
+def _quantizing(recipe: Recipe) -> Callable[[list[_Job], list[Slice]], Step]:
+    """A function from the jobs of one file, and the slices of other files that share their scale, to the jobs' step.
 
-
-def _chooser(recipe: Recipe) -> Chooser:
-    """A function from a group's name and a weight's dtype to the operation and its arguments."""
+    Those slices are read for their maximum only.
+    """
     schemes = {group.name: group.scheme for group in recipe.groups}
 
     @cache
-    def choose(group: str, dtype: str) -> tuple[str, dict[str, Any]]:
+    def chosen(group: str, dtype: str) -> tuple[str, dict[str, Any]]:
         scheme = schemes[group]
         return select_operation(scheme.weights.model_dump(mode="json"), scheme.format, dtype, recipe.arithmetic)
 
-    return choose
+    @cache
+    def made(group: str, dtype: str, shape: tuple[int, ...]) -> list[Spec]:
+        """What stands for such a weight. Names are a module's and a suffix: here the suffix alone."""
+        op, args = chosen(group, dtype)
+        return operation(op).specs([Spec("", dtype, shape)], {"modules": [""], **args})
 
+    def step(jobs: list[_Job], partners: list[Slice]) -> Step:
+        group, mine = jobs[0].group.name, [job.piece for job in jobs]
+        pieces = mine + partners
+        op, args = chosen(group, mine[0].ref.dtype)
+        args = {"modules": [piece.module for piece in mine], **args}
+        columns = [piece.columns for piece in pieces]
+        if any(columns):
+            args["columns"] = columns
+        outputs = [
+            Spec(piece.module + suffix, dtype, shape)
+            for piece in mine
+            for suffix, dtype, shape in made(group, piece.ref.dtype, piece.shape)
+        ]
+        return Step(op, tuple([piece.ref for piece in pieces]), tuple(outputs), f"groups.{group}", args)
 
-def _quantize_step(jobs: list[_Job], partners: list[Slice], operation_for: Chooser) -> Step:
-    """One step for slices of one file; ``partners``, of other files, are read for their maximum only."""
-    group = jobs[0].group
-    pieces = [*(job.piece for job in jobs), *partners]
-    op, chosen = operation_for(group.name, pieces[0].ref.dtype)
-    args = {"modules": [job.piece.module for job in jobs], **chosen}
-    if any(piece.columns for piece in pieces):
-        args["columns"] = [piece.columns for piece in pieces]
-    refs = tuple(piece.ref for piece in pieces)
-    outputs = operation(op).specs([ref.spec for ref in refs], args)
-    return Step(op, refs, tuple(outputs), f"groups.{group.name}", args)
+    return step
 
 
 def _shard(checkpoint: Checkpoint, name: str, work: Work) -> Shard:
+    replaced, rules = work.replaced, work.rules
     steps: list[Step] = []
     changed = name in work.added
     for ref in checkpoint.shard_tensors(name):
-        instead = work.replaced.get(ref.name)
-        changed |= instead is not None
-        steps += (copy_step(ref, _copy_rule(ref, work.rules)),) if instead is None else instead
+        if ref.name in replaced:
+            changed = True
+            steps += replaced[ref.name]
+        else:
+            steps.append(copy_step(ref, rules.get(ref.name, "not a weight matrix")))
     steps += work.added.get(name, ())
     return Shard(name, name, checkpoint.shards[name].metadata, tuple(steps), linked=not changed)
-
-
-def _copy_rule(ref: Ref, rules: Mapping[str, str]) -> str:
-    return rules.get(ref.name) or "not a weight matrix"
 
 
 # --- beside the shards -------------------------------------------------------------------------------------
@@ -212,70 +227,3 @@ def _plan(
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     settings = {"recipe": recipe.as_dict(), "nonfinite": recipe.nonfinite}
     return Plan("quantize", shards, kept, left_out, settings=settings)
-
-
-def config_text(
-    checkpoint: Checkpoint, recipe: Recipe, choices: Mapping[str, Choice], pieces: Mapping[str, list[Slice]]
-) -> tuple[str, list[Finding]]:
-    """config.json as it will be written, and where a consumer would misread it."""
-    present = existing.existing_config(checkpoint)
-    merged = present.table if present is not None and recipe.existing == "merge" else None
-    names = quant_config.group_names([group.name for group in recipe.groups], merged)
-    modules = list(_modules(checkpoint, choices, pieces, names, merged))
-    schemes = {names[group.name]: group.scheme for group in recipe.groups}
-    table = quant_config.build(modules, schemes, merged)
-    config = json.loads(json.dumps(checkpoint.config))
-    path: tuple[str, ...] = ("quantization_config",)
-    if present is not None:
-        _put(config, present.path, table if merged else None)
-        path = present.path if merged else path
-    _put(config, path, table)
-    if recipe.tie == "untie" and tied_head(checkpoint) is not None:
-        for location in tie_locations(config):
-            _put(config, location, False)
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    return text, list(quant_config.disagreements(table, modules))
-
-
-def _put(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set (or, for None, remove) the value at ``path``, keeping the order of the keys that are there."""
-    *parents, last = path
-    for key in parents:
-        table = table.setdefault(key, {})
-    if value is None:
-        table.pop(last, None)
-    else:
-        table[last] = value
-
-
-def _modules(
-    checkpoint: Checkpoint,
-    choices: Mapping[str, Choice],
-    pieces: Mapping[str, list[Slice]],
-    names: Mapping[str, str],
-    merged: Mapping[str, Any] | None,
-) -> Iterator[quant_config.Module]:
-    """Every matrix of the result, with the group of the written config that it belongs to."""
-    whole_experts: set[str] = set()
-    for choice in choices.values():
-        group = None if choice.group is None else names[choice.group.name]
-        if choice.is_experts and choice.group is not None:
-            yield from (quant_config.Module(piece.module, Kind.LINEAR, group) for piece in pieces[choice.module])
-        else:
-            yield quant_config.Module(choice.module, choice.kind, group)
-            if choice.is_experts:
-                whole_experts.add(choice.module.rpartition(".")[0])
-    yield from (quant_config.Module(module, Kind.OTHER, None) for module in sorted(whole_experts))
-    if merged is not None:
-        config = declared(merged)
-        for module in existing.quantized_modules(checkpoint):
-            yield quant_config.Module(module, Kind.LINEAR, by_compressed_tensors(config, module))
-
-
-def index_text(shards: Iterable[Shard], metadata: Mapping[str, Any]) -> str:
-    """An index file: sorted weight_map, ``total_size`` of what is written, other metadata as it was."""
-    shards = list(shards)
-    weight_map = {spec.name: shard.name for shard in shards for step in shard.steps for spec in step.outputs}
-    total = sum(shard.nbytes for shard in shards)
-    table = {"metadata": {**metadata, "total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    return json.dumps(table, indent=2, ensure_ascii=False) + "\n"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
+from typing import Any
 
 from ..checkpoint import INDEX_SUFFIX, Checkpoint
 from ..names import Matcher
-from ..plan import LeftOut, Sidecar
+from ..plan import LeftOut, Shard, Sidecar
 
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")
 OTHER_INDEXES = (".bin.index.json", ".h5.index.json", INDEX_SUFFIX)
 OWN = {
     "ckptkit.json": "says what the source is",
     "SHA256SUMS": "holds digests of the source's files",
+    "ckptkit.digests.json": "holds digests of the source's tensors",
     ".ckptkit.journal": "left by a run that made the source",
     ".ckptkit.lock": "left by a run that made the source",
 }
@@ -53,3 +56,15 @@ def _reason(name: str, stray: Collection[str]) -> str | None:
     if name.endswith(OTHER_WEIGHTS):
         return "other weights"
     return "index of other weights" if name.endswith(OTHER_INDEXES) else None
+
+
+def index_text(shards: Iterable[Shard], metadata: Mapping[str, Any]) -> str:
+    """An index file: sorted weight_map, ``total_size`` of what is written, other metadata as it was."""
+    shards = list(shards)
+    weight_map = {spec.name: shard.name for shard in shards for step in shard.steps for spec in step.outputs}
+    head = json.dumps({**metadata, "total_size": sum(shard.nbytes for shard in shards)}, indent=2, ensure_ascii=False)
+    # As indent=2 has it; but json is slow where it indents, and these are hundreds of thousands of lines.
+    ordered = {name: weight_map[name] for name in sorted(weight_map)}
+    rows = json.dumps(ordered, separators=(",\n    ", ": "), ensure_ascii=False)
+    indented = head.replace("\n", "\n  ")
+    return f'{{\n  "metadata": {indented},\n  "weight_map": {{\n    {rows[1:-1]}\n  }}\n}}\n'

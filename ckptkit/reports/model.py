@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from .. import __version__
+from ..console import finding_text, fmt_count
+from ..errors import Finding
 
 
 class Record(BaseModel):
@@ -55,6 +58,11 @@ class Problem(Record):
     hint: str | None
     data: dict[str, JsonValue]
     allowed: bool = False
+
+    @property
+    def text(self) -> str:
+        """The finding in one line: file and tensor first, unless the message names them itself."""
+        return finding_text(Finding(self.id, self.message, self.file, self.tensor))
 
 
 class Counts(Record):
@@ -105,7 +113,8 @@ class TensorError(Record):
     """A converted tensor against its source.
 
     ``rel_rms`` is the RMS of the difference over the RMS of the source, ``max_abs`` the largest difference, ``cos`` the
-    cosine of the two, ``bound`` the largest ``rel_rms`` that format and arithmetic allow.
+    cosine of the two, ``bound`` the largest ``rel_rms`` that format and arithmetic allow, ``beyond`` the number of
+    elements that are further off than those allow, where that is an error.
     """
 
     tensor: str
@@ -113,6 +122,12 @@ class TensorError(Record):
     max_abs: float | None
     cos: float | None = None
     bound: float | None = None
+    beyond: int = 0
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether rounding cannot have made it of its source."""
+        return self.rel_rms is None or self.beyond > 0
 
 
 class Histogram(Record):
@@ -121,7 +136,9 @@ class Histogram(Record):
     edges: list[float]
     counts: list[int]
     exact: int = 0
-    bounds: list[float] = Field(default=[], description="The bounds of the tensors counted, each once.")
+    bounds: list[tuple[float, float]] = Field(
+        default=[], description="Where their bounds lie, a range for each cluster."
+    )
 
 
 class LayerError(Record):
@@ -143,7 +160,7 @@ class CellError(Record):
     module: str
     rel_rms: float | None
     tensors: int
-    beyond: bool = Field(default=False, description="Some tensor's rel_rms is over its bound.")
+    beyond: bool = Field(default=False, description="Some tensor has elements beyond the bound of its format.")
 
 
 class ExpertErrors(Record):
@@ -152,6 +169,26 @@ class ExpertErrors(Record):
     stack: str
     layer: int
     rel_rms: list[float | None]
+
+
+class HeadAgreement(Record):
+    """How far the logits of a converted head agree with those of its source, for hidden states of one ``kind``.
+
+    Shares of states whose first token, and of their first 5 and 10 tokens, agree; the KL divergence in nats; the mean
+    and the largest difference of a logit; how often the first token ``flips``, and how often ``beyond`` rounding.
+    """
+
+    tensor: str
+    kind: str
+    states: int
+    top1: float | None
+    top5: float | None
+    top10: float | None
+    kl: float | None
+    mean_abs: float | None
+    max_abs: float | None
+    flips: int
+    beyond: int
 
 
 class Numeric(Record):
@@ -190,5 +227,22 @@ class Report(Record):
     findings: list[Problem]
     stats: Stats | None
     numeric: Numeric | None
+    heads: list[HeadAgreement] = []
     figures: dict[str, JsonValue] = Field(default={}, description="What else the checks measured, by name.")
     environment: dict[str, JsonValue]
+
+    @property
+    def verdict(self) -> str:
+        """How it went, in a line: ``failed: 2 errors, 1 warning; 3 of 40 checks not run``."""
+        counts = self.counts
+        found = [fmt_count(counts.errors, "error"), fmt_count(counts.warnings, "warning")]
+        not_run = f"; {counts.skipped} of {fmt_count(len(self.checks), 'check')} not run" if counts.skipped else ""
+        return f"{'passed' if self.ok else 'failed'}: {', '.join(found)}{not_run}"
+
+
+def by_level(checks: Iterable[Check]) -> list[tuple[str, list[Check]]]:
+    """Checks under their levels, in the order they were run."""
+    levels: dict[str, list[Check]] = {}
+    for check in checks:
+        levels.setdefault(check.level, []).append(check)
+    return list(levels.items())

@@ -7,18 +7,18 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from ..checkpoint import SUFFIX, Checkpoint
+from ..checks import Subject
 from ..errors import Finding
 from ..manifest import NAME as MANIFEST
 from ..names import split
 from ..plan import Ref
 from ..source import Source
-from ..stored import declared_quantization, split_name
-from ..survey import survey
+from ..stored import split_name
 from .model import (
     CellError,
     ExpertErrors,
@@ -75,43 +75,50 @@ def plain(value: Any) -> Any:
 # --- what a checkpoint holds -------------------------------------------------------------------------------
 
 
-def stats_of(checkpoint: Checkpoint, against: Checkpoint | None, findings: Iterable[Finding]) -> Stats:
-    """Totals and shard map of a checkpoint, with what the ``findings`` name marked, and totals of its source."""
-    named = {(finding.file, finding.tensor) for finding in findings if finding.severity == "error"}
+def stats_of(subject: Subject, findings: Iterable[Finding]) -> Stats:
+    """Totals and shard map of a checkpoint, with what errors among the ``findings`` name marked; totals of its source."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    files = {finding.file for finding in errors if finding.file is not None and finding.file.endswith(SUFFIX)}
+    tensors = {name for finding in errors for name in _named(finding)}
     return Stats(
-        **_totals(checkpoint).model_dump(),
-        shards=len(checkpoint.shards),
-        shard_map=_shard_map(checkpoint, named),
-        against=None if against is None else _totals(against),
+        **_totals(subject).model_dump(),
+        shards=len(subject.checkpoint.shards),
+        shard_map=_shard_map(subject.checkpoint, files, tensors),
+        against=None if subject.against is None else _totals(Subject(subject.against)),
     )
 
 
-def _totals(checkpoint: Checkpoint) -> Totals:
-    config = checkpoint.config or {}
-    found = survey(list(checkpoint.tensors.values()), config, declared_quantization(config)[0])
+def _named(finding: Finding) -> Iterator[str]:
+    """The tensors that a finding names: its own, and examples of those that it stands for."""
+    examples = finding.data.get("examples")
+    names = (finding.tensor, *(examples if isinstance(examples, list | tuple) else ()))
+    return (name for name in names if isinstance(name, str))
+
+
+def _totals(subject: Subject) -> Totals:
+    found = subject.survey
     by_dtype: dict[str, int] = {}
     for cell in found.cells.values():
         by_dtype[cell.first.dtype] = by_dtype.get(cell.first.dtype, 0) + cell.bytes
     return Totals(
-        tensors=len(checkpoint.tensors),
+        tensors=len(found.tensors),
         parameters=sum(cell.number * found.parameters[key] for key, cell in found.cells.items()),
         bytes=sum(by_dtype.values()),
         by_dtype=dict(sorted(by_dtype.items(), key=lambda item: -item[1])),
     )
 
 
-def _shard_map(checkpoint: Checkpoint, named: Collection[tuple[str | None, str | None]]) -> list[ShardBar]:
-    """Shards in name order, as many as are shown: those that findings name before others, unreadable ones included."""
-    faulty = {file for file, _ in named if file is not None and file.endswith(SUFFIX)}
+def _shard_map(checkpoint: Checkpoint, files: Set[str], tensors: Set[str]) -> list[ShardBar]:
+    """Shards in name order, as many as are shown: faulty ``files`` before others, unreadable ones included."""
+    faulty = files | {checkpoint.tensors[name].file for name in tensors if name in checkpoint.tensors}
     shards = sorted(checkpoint.shards.keys() | faulty, key=lambda shard: (shard not in faulty, shard))
     rows = {shard: _refs(checkpoint, shard) for shard in sorted(shards[:SHARDS_SHOWN])}
     smallest = max(sum(ref.nbytes for ref in refs) for refs in rows.values()) // SEGMENTS_SHOWN if rows else 0
-    tensors = {tensor for _, tensor in named}
     return [
         ShardBar(
             file=plain(shard),
             bytes=sum(ref.nbytes for ref in refs),
-            faulty=shard in faulty or any(ref.name in tensors for ref in refs),
+            faulty=shard in faulty,
             segments=[_segment(run, tensors) for run in _runs(refs, tensors, smallest)],
         )
         for shard, refs in rows.items()
@@ -125,7 +132,7 @@ def _refs(checkpoint: Checkpoint, shard: str) -> list[Ref]:
     return [ref for entry in entries if (ref := checkpoint.tensors.get(entry.name)) and ref.file == shard]
 
 
-def _runs(refs: Iterable[Ref], faulty: Collection[str | None], smallest: int) -> Iterator[list[Ref]]:
+def _runs(refs: Iterable[Ref], faulty: Set[str], smallest: int) -> Iterator[list[Ref]]:
     """Neighbours taken together until they have ``smallest`` bytes; faulty tensors and good ones stay apart."""
     run: list[Ref] = []
     nbytes = 0
@@ -139,7 +146,7 @@ def _runs(refs: Iterable[Ref], faulty: Collection[str | None], smallest: int) ->
         yield run
 
 
-def _segment(run: Sequence[Ref], faulty: Collection[str | None]) -> Segment:
+def _segment(run: Sequence[Ref], faulty: Set[str]) -> Segment:
     """A run as it is drawn: named and coloured by its largest tensor."""
     largest = max(run, key=lambda ref: ref.nbytes)
     return Segment(
@@ -188,7 +195,7 @@ def _error(tensor: TensorError) -> float:
 
 def _spot(tensor: TensorError) -> _Spot:
     error = _error(tensor)
-    beyond = tensor.bound is not None and error > tensor.bound
+    beyond = tensor.is_wrong
     module, last = split_name(tensor.tensor)
     place = _PLACE.fullmatch(module)
     if place is None:
@@ -244,5 +251,14 @@ def _histogram(tensors: Iterable[TensorError]) -> Histogram | None:
         edges=[float(f"{10 ** (step / BINS_PER_DECADE):.4g}") for step in (*span, *(s + 1 for s in span[-1:]))],
         counts=[bins[step] for step in span],
         exact=sum(error == 0 for error in errors),
-        bounds=sorted({bound for tensor in tensors if (bound := _finite(tensor.bound or 0.0))}),
+        bounds=list(_clusters(bound for tensor in tensors if (bound := _finite(tensor.bound or 0.0)))),
     )
+
+
+def _clusters(values: Iterable[float]) -> Iterator[tuple[float, float]]:
+    """The ranges in which positive values lie, where neighbours differ by less than half of the smaller."""
+    ordered = sorted(values)
+    gaps = [at for at in range(1, len(ordered)) if ordered[at] > ordered[at - 1] * 1.5]
+    for start, stop in zip([0, *gaps], [*gaps, len(ordered)], strict=True):
+        if stop > start:
+            yield ordered[start], ordered[stop - 1]

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from make import checkpoint, llama, llama_config
 
 

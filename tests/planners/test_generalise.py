@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptkit.planners.generalise import PREFIX, patterns, template_of, templates, unwrapped
+from ckptkit.planners.generalise import PREFIX, by_template, patterns, template_of, unwrapped
 
 LAYERS = [f"model.layers.{i}.{rest}" for i in range(12) for rest in ("self_attn.q_proj", "mlp.up_proj")]
 EXPERTS = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(4) for e in range(5)]
@@ -25,10 +25,10 @@ def matched(found: list[str], names: list[str]) -> set[str]:
 @settings(max_examples=200, deadline=None)
 @given(st.sets(st.sampled_from(ALL), min_size=1))
 def test_patterns_match_exactly_what_was_chosen(chosen: set[str]) -> None:
-    among = templates(ALL)
-    found = patterns(chosen, among)
+    among, meant = by_template(ALL), by_template(chosen)
+    found = patterns(meant, among)
     assert found == sorted(found)
-    kept_apart = patterns(chosen, among, set(among) - set(templates(chosen)))
+    kept_apart = patterns(meant, among, among.keys() - meant.keys())
     assert matched(kept_apart, ALL) & set(PLAIN) == chosen & set(PLAIN)
     for spelled in ("language_model.{}", "x.y.{}"):
         behind = [spelled.format(name) for name in chosen]
@@ -40,9 +40,10 @@ def test_patterns_match_exactly_what_was_chosen(chosen: set[str]) -> None:
 
 def test_wrappers_may_be_swapped() -> None:
     names = [f"model.language_model.layers.{i}.mlp.up_proj" for i in range(3)]
-    (text,) = patterns(names, templates(names))
+    found = by_template(names)
+    (text,) = patterns(found, found)
     assert matched([text], ["language_model.model.layers.2.mlp.up_proj"])
-    (whole,) = patterns(names, templates(names), ["mtp.layers.#.mlp.up_proj"])
+    (whole,) = patterns(found, found, ["mtp.layers.#.mlp.up_proj"])
     assert not matched([whole], ["mtp.layers.0.mlp.up_proj"])
     assert matched([whole], names) == set(names)
 
@@ -59,9 +60,10 @@ def test_wrappers_may_be_swapped() -> None:
     ],
 )  # fmt: skip
 def test_indices_are_free_when_all_are_meant(chosen: list[str], written: list[str]) -> None:
-    assert patterns(chosen, templates(ALL)) == [PREFIX + text for text in written]
+    assert patterns(by_template(chosen), by_template(ALL)) == [PREFIX + text for text in written]
 
 
 def test_a_longer_index_is_not_taken_for_a_shorter() -> None:
-    found = patterns(["layers.1.x"], templates(["layers.1.x", "layers.11.x", "layers.2.x"]))
-    assert matched(found, ["layers.1.x", "layers.11.x", "layers.2.x"]) == {"layers.1.x"}
+    names = ["layers.1.x", "layers.11.x", "layers.2.x"]
+    found = patterns(by_template(names[:1]), by_template(names))
+    assert matched(found, names) == {"layers.1.x"}

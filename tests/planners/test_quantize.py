@@ -110,6 +110,9 @@ CASES: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any], st
     "compressed-tensors already": (small, CT, recipe(HEAD), {"plan.existing"}, 2),
     "merge where the config says quantized": (
         small, CT, recipe('o: {targets: ["re:.*o_proj"], scheme: W8A16}', existing="merge"), {"plan.existing"}, 2),
+    "merge onto groups that cannot be read": (
+        small, {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["re:(("]}}}},
+        recipe(HEAD, existing="merge"), {"plan.existing"}, 2),
     "replace with old tensors there": (
         lambda: {**small(), "model.layers.0.self_attn.o_proj.weight_scale": bf16(128, 1)}, CT,
         recipe(HEAD, existing="replace"), {"plan.existing"}, 2),
@@ -184,7 +187,9 @@ def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
     outputs = [spec.name for step in made.steps() for spec in step.outputs]
     (index,) = [item.text for item in made.sidecars if item.name == "model.safetensors.index.json"]
     assert sorted(outputs) == list(json.loads(index or "")["weight_map"])
-    assert json.loads(index or "")["metadata"] == {"total_size": sum(s.nbytes for t in made.steps() for s in t.outputs)}
+    table = json.loads(index or "")
+    assert table["metadata"] == {"total_size": sum(s.nbytes for t in made.steps() for s in t.outputs)}
+    assert index == json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def test_untied_head_joins_the_embedding_s_shard(tmp_path: Path) -> None:
@@ -257,6 +262,14 @@ def test_stacked_experts_become_matrices(layout: str, tmp_path: Path) -> None:
     assert r"re:^(?:.*\.)?layers\.\d+\.mlp\.experts\.\d+\.gate_proj$" in targets
 
 
+def test_what_only_looks_like_a_stacked_bias_is_kept(tmp_path: Path) -> None:
+    stacked = {f"model.layers.0.mlp.experts.{name}_bias": bf16(8) for name in ("gate_up_proj", "down_proj")}
+    tensors = {**small(lm_head__weight=None), **STACKED, **stacked, "model.layers.0.self_attn.q_proj_bias": bf16(8)}
+    checkpoint(tmp_path, tensors, llama_config(num_hidden_layers=1))
+    made = plan(tmp_path, recipe('all: {targets: [Linear, "re:.*experts.*"], scheme: W4A16, experts: rows}'))
+    assert {ref.name for step in made.steps() for ref in step.inputs} == set(tensors)
+
+
 def test_merge_keeps_groups_and_opens_the_ignore_list(tmp_path: Path) -> None:
     tensors = small()
     packed = {}
@@ -277,6 +290,30 @@ def test_merge_keeps_groups_and_opens_the_ignore_list(tmp_path: Path) -> None:
     assert config["config_groups"]["head"]["targets"] == [r"re:^(?:.*\.)?lm_head$"]
     assert config["ignore"] == ["re:.*mtp.*"]
     assert config["format"] == "pack-quantized"
+
+
+@pytest.mark.parametrize("groups", [{}, {"config_groups": None}, {"config_groups": {"W8A8": ["nowhere"]}}])
+def test_merge_onto_a_config_that_says_little(groups: dict[str, Any], tmp_path: Path) -> None:
+    present = {"quant_method": "compressed-tensors", "format": "x", "ignore": ["lm_head"], **groups}
+    checkpoint(tmp_path, small(), llama_config(num_hidden_layers=1, quantization_config=present))
+    written = config_of(plan(tmp_path, recipe(HEAD, existing="merge")))["quantization_config"]
+    assert set(written["config_groups"]) == {"head", *(groups.get("config_groups") or {})}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_merge_onto_weights_that_keep_their_names(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {}
+    for name, value in small().items():
+        is_body = value.ndim == 2 and "proj" in name
+        tensors[name] = value.to(dtype) if is_body else value
+        tensors |= {f"{name}_scale": bf16(value.shape[0], 1)} if is_body else {}
+    checkpoint(tmp_path, tensors, llama_config(num_hidden_layers=1, **CT))
+    written = config_of(plan(tmp_path, recipe(HEAD, existing="merge")))["quantization_config"]
+    assert {name: group["targets"] for name, group in written["config_groups"].items()} == {
+        "group_0": ["Linear"],
+        "head": [r"re:^(?:.*\.)?lm_head$"],
+    }
+    assert written["ignore"] == []
 
 
 def test_config_keeps_its_order_and_its_neighbours(tmp_path: Path) -> None:

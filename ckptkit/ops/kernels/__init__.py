@@ -10,9 +10,7 @@ Kernels work on tiles of a chunk, so that what they allocate stays small and nea
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from math import isnan
 from typing import Any
@@ -21,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...memory import keep_freed_memory
 from .. import Args, Block, Chunk, Context, NonFinite
 from ..quantizers import Weight, granule, outputs
 from .arrays import largest, matrix, raw
@@ -28,8 +27,6 @@ from .arrays import largest, matrix, raw
 Kernel = Callable[[Tensor, Args, Any], dict[str, Tensor]]
 
 TILE = 512 << 10  # bytes of a weight
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 _HOMES = {
     "pack_int@1": ("integer", "pack_int"),
@@ -111,15 +108,4 @@ def measure(block: Block, args: Args, context: Context) -> list[float]:
     return [0.0, 0.0, 1.0] if isnan(low) else [high, -low, 0.0]
 
 
-def _keep_freed_memory() -> None:
-    """Have glibc keep what a tile or a chunk frees for the next one.
-
-    Given back to the system, it comes again page by page, each zeroed: that can take as long as a kernel does.
-    """
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-
-
-_keep_freed_memory()
+keep_freed_memory()

@@ -1,0 +1,213 @@
+"""Comparing a converted weight with its source, some rows at a time. Imports numpy: import it only to compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..closeness import Sums
+from ..decode import Encoded, spans
+from ..decode.numbers import Floats, to_float32
+from ..decode.rows import Unpacked, blocks, decode, unpack
+from ..execute.tasks import read_block
+from ..memory import keep_freed_memory
+from ..ops import Read
+from ..reading import PIECE
+from ..source import Range, Source
+from .bounds import Bound
+from .matching import Columns, Pair
+
+ELEMENTS = 1 << 18  # numbers compared at once: few enough for the processor's cache, many for one turn of Python
+PIECE_OF_PRODUCT = 1 << 12
+_E4M3_NORMAL = 2.0**-6
+TRANSPOSED = 512  # rows of a transposed weight read at once: each is a few bytes of every row of the source
+
+
+class Worst(NamedTuple):
+    """The element that is furthest beyond its bound: how many times the bound it is off, and where it is."""
+
+    ratio: float
+    row: int
+    column: int
+
+
+class Measured(NamedTuple):
+    """What was seen of a weight. ``allowed`` is the sum of the squares of what its elements may be off."""
+
+    sums: Sums = Sums()
+    elements: int = 0
+    allowed: float = 0.0
+    worst: Worst | None = None
+
+    def plus(self, other: Measured) -> Measured:
+        worst = max((item for item in (self.worst, other.worst) if item), key=lambda item: item.ratio, default=None)
+        return Measured(self.sums.plus(other.sums), self.elements + other.elements, self.allowed + other.allowed, worst)
+
+    @property
+    def rel_bound(self) -> float | None:
+        """The RMS of what is allowed over that of the source."""
+        return math.sqrt(self.allowed / self.sums.aa) if self.sums.aa and math.isfinite(self.allowed) else None
+
+
+def first_difference(made: Source, mine: Range, source: Source, theirs: Range) -> int | None:
+    """The first byte in which two ranges of the same length differ, or None."""
+    for at in range(0, mine.stop - mine.start, PIECE):
+        size = min(PIECE, mine.stop - mine.start - at)
+        a = made.read(mine.file, mine.start + at, mine.start + at + size)
+        b = source.read(theirs.file, theirs.start + at, theirs.start + at + size)
+        if a != b:
+            return at + int(np.flatnonzero(np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8))[0])
+    return None
+
+
+def rows_at_once(pair: Pair) -> int:
+    """How many rows are compared at once."""
+    return TRANSPOSED if pair.columns else max(ELEMENTS // max(pair.made.cols, 1), 1)
+
+
+def compare_rows(pair: Pair, made: Source, source: Source, bound: Bound, start: int, stop: int) -> Measured:
+    """Compare rows [start, stop)."""
+    found = Measured()
+    step = rows_at_once(pair)
+    with np.errstate(all="ignore"):
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            theirs = reference(pair, source, at, end)
+            mine = unpack(pair.made, at, end, read(pair.made, made, at, end))
+            found = found.plus(_measure(theirs, mine, bound, at))
+    return found
+
+
+def read(weight: Encoded, source: Source, start: int, stop: int) -> dict[str, bytearray]:
+    """The bytes that rows [start, stop) need."""
+    return {role: _bytes(source, *span) for role, span in spans(weight, start, stop).items()}
+
+
+def _bytes(source: Source, file: str, start: int, stop: int) -> bytearray:
+    found = bytearray(stop - start)
+    source.read_into(file, start, memoryview(found))
+    return found
+
+
+def reference(pair: Pair, source: Source, start: int, stop: int) -> Floats:
+    """Rows [start, stop) of what the weight was made of, float32."""
+    if pair.columns is None:
+        return decode(pair.source, start, stop, read(pair.source, source, start, stop))
+    return _transposed(pair.source, pair.columns, source, start, stop)
+
+
+def _transposed(weight: Encoded, columns: Columns, source: Source, start: int, stop: int) -> Floats:
+    first, last = (columns.start + row * columns.step for row in (start, stop - 1))
+    block = read_block(source, weight.codes, Read(0, 0, weight.rows, first, last + 1))
+    flat = to_float32(np.frombuffer(block.data, np.uint8), weight.codes.dtype)
+    found: Floats = np.ascontiguousarray(flat.reshape(weight.rows, -1)[:, :: columns.step].T)
+    return found
+
+
+def _measure(theirs: Floats, mine: Unpacked, bound: Bound, first: int) -> Measured:
+    """``theirs`` are the source's rows from ``first`` on; they are overwritten where they are NaN or Inf."""
+    d = np.empty_like(theirs)
+    for out, part, scale in _blocks(mine, d, mine.numbers):
+        np.multiply(part, scale, out=out)
+    np.subtract(theirs, d, out=d)
+    dd, odd = _squares(d), 0
+    if not math.isfinite(dd):
+        whole = np.isfinite(theirs)
+        odd = int(np.count_nonzero(whole & ~np.isfinite(d)))
+        whole &= np.isfinite(d)
+        theirs[~whole] = d[~whole] = 0
+        dd = _squares(d)
+    aa, ad = _squares(theirs), _product(theirs, d)
+    np.abs(d, out=d)
+    sums = Sums(float(d.max(initial=0)), odd, odd, dd, aa, max(aa - 2 * ad + dd, 0.0), aa - ad)
+    over, allowed = _over(d, mine, bound)
+    if not over.any():
+        return Measured(sums, theirs.size, allowed)
+    beyond, worst = _look_closer(d, mine, bound, np.flatnonzero(over), first)
+    return Measured(sums._replace(beyond=odd + beyond), theirs.size, allowed, worst)
+
+
+def _product(x: Floats, y: Floats) -> float:
+    """The sum of the products. In short pieces: for long vectors BLAS would start threads of its own."""
+    whole = x.size // PIECE_OF_PRODUCT * PIECE_OF_PRODUCT
+    a, b = x.reshape(-1), y.reshape(-1)
+    pieces = np.vecdot(a[:whole].reshape(-1, PIECE_OF_PRODUCT), b[:whole].reshape(-1, PIECE_OF_PRODUCT))
+    return float(pieces.sum(dtype=np.float64) + np.vecdot(a[whole:], b[whole:]))
+
+
+def _squares(x: Floats) -> float:
+    return _product(x, x)
+
+
+def _blocks(mine: Unpacked, *arrays: Any) -> Iterator[tuple[Any, ...]]:
+    """The arrays' views by blocks of columns, and last the scale that goes with them."""
+    cut = [blocks(array, mine.scale, mine.width) for array in arrays]
+    for views in zip(*cut, strict=True):
+        yield (*(view for view, _ in views), views[0][1])
+
+
+def _over(d: Floats, mine: Unpacked, bound: Bound) -> tuple[Any, float]:
+    """Where ``d`` is over what is allowed away from the ends of the range, and the sum of the squares of that."""
+    over, total = np.empty(d.shape, np.bool_), 0.0
+    for out, part, numbers, scale in _blocks(mine, over, d, mine.numbers):
+        if bound.relative:
+            allowed = _relative(numbers, bound) * np.abs(scale)
+            total += _squares(allowed)
+        else:
+            allowed = np.float32(bound.step) * np.abs(scale)
+            total += float(np.sum(np.square(allowed))) * (part.size // allowed.size)
+        np.greater(part, allowed, out=out)
+    return over, total
+
+
+def _relative(numbers: Floats, bound: Bound) -> Floats:
+    """What is allowed for each number, in units of its scale: by the power of two that it reaches."""
+    found = (numbers.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+    found *= np.float32(bound.relative)
+    return np.maximum(found, np.float32(bound.step), out=found)
+
+
+def limits(mine: Unpacked, bound: Bound) -> Floats:
+    """What is allowed for each number [rows, cols], absolute."""
+    found = np.empty_like(mine.numbers)
+    zeros = np.zeros_like(mine.scale) if mine.zero is None else mine.zero
+    offsets = [offset for _, offset in blocks(found, zeros, mine.width)]
+    for (out, numbers, scale), zero in zip(_blocks(mine, found, mine.numbers), offsets, strict=True):
+        out[...] = _limit(numbers, zero, scale, mine.overall, bound)
+    return found
+
+
+def _limit(numbers: Floats, zero: Floats, scale: Floats, overall: float, bound: Bound) -> Floats:
+    """What is allowed for ``numbers`` of these zero points and scales, absolute."""
+    allowed = _relative(numbers, bound) if bound.relative else np.full_like(numbers, bound.step)
+    stored = numbers + zero
+    allowed[(stored <= bound.low) | (stored >= bound.high)] = bound.end
+    small = bound.subnormal * overall * (scale < _E4M3_NORMAL * overall)
+    return np.asarray(allowed * np.abs(scale) + small + bound.rest, np.float32)
+
+
+def _look_closer(d: Floats, mine: Unpacked, bound: Bound, at: Any, first: int) -> tuple[int, Worst | None]:
+    """Look at single elements of ``d``, flat: how many are beyond the bound, and the one that is furthest."""
+    rows, columns = np.divmod(at, d.shape[1])
+    scale, zero = (_at(table, rows, columns // mine.width) for table in (mine.scale, mine.zero))
+    limit = _limit(mine.numbers[rows, columns], zero, scale, mine.overall, bound)
+    ratio: Floats = d[rows, columns] / limit
+    beyond = int(np.count_nonzero(ratio > 1))
+    if not beyond:
+        return 0, None
+    worst = int(ratio.argmax())
+    return beyond, Worst(float(ratio[worst]), first + int(rows[worst]), int(columns[worst]))
+
+
+def _at(table: Floats | None, rows: Any, columns: Any) -> Floats:
+    """Single entries of a table that has a row for each row of the weight, or one for all, or is not there."""
+    if table is None:
+        return np.zeros(len(rows), np.float32)
+    found: Floats = table[rows if len(table) > 1 else 0, columns]
+    return found
+
+
+keep_freed_memory()

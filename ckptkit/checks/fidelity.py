@@ -1,0 +1,198 @@
+"""What a converted head does to the logits, for hidden states that need no run of the model. Imports numpy.
+
+===========  ==================================================================================================
+noise        normal noise through the final norm: logits are nearly flat, so it is the severe test
+rows         rows of the source's head, as long as a hidden state: its own token wins, so rows that were lost or
+             moved show at once
+embeddings   rows of the embedding through the final norm: directions that the model knows
+===========  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..decode import Encoded
+from ..decode.numbers import Floats
+from ..decode.rows import decode, scaled, unpack
+from ..source import Source
+from .bounds import Bound
+from .compare import limits, read, reference
+from .matching import Pair
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+ROWS = 1024  # of a head, multiplied at once
+TOP = 10
+STATES = {"noise": 32, "rows": 64, "embeddings": 32}
+
+# Errors of rounding are independent, so a logit's is nearly normal. A flip that needs more than so many standard
+# deviations is no rounding.
+DEVIATIONS = 8.0
+
+
+class Agreement(NamedTuple):
+    """How far two heads agree on states of one kind. KL in nats, source over result and the reverse.
+
+    ``flips``: states whose first token changed; ``beyond``: those of them that no rounding explains.
+    """
+
+    states: int
+    top1: float
+    top5: float
+    top10: float
+    kl: float
+    kl_reverse: float
+    mean_abs: float
+    max_abs: float
+    flips: int
+    beyond: int
+    worst: tuple[int, int] | None
+
+
+def noise(norm: Floats) -> Floats:
+    x = np.random.default_rng(0).standard_normal((STATES["noise"], len(norm)), np.float32)
+    return normalized(x, norm)
+
+
+def normalized(x: Floats, norm: Floats) -> Floats:
+    """Through an RMS norm of that weight."""
+    found: Floats = x / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + np.float32(1e-12)) * norm
+    return found
+
+
+def as_long(x: Floats, states: Floats) -> Floats:
+    """``x`` with rows as long as those of ``states`` are in the mean; rows of zeros stay."""
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    found: Floats = x * (np.linalg.norm(states, axis=1).mean() / np.maximum(lengths, np.float32(1e-30)))
+    return found
+
+
+def picked(weight: Encoded, source: Source, kind: str) -> Floats:
+    """Rows of a weight, evenly spread, the first and the last among them: as many as there are states of the kind."""
+    count = min(STATES[kind], weight.rows)
+    places = sorted({round(at * (weight.rows - 1) / max(count - 1, 1)) for at in range(count)})
+    return np.concatenate([decode(weight, row, row + 1, read(weight, source, row, row + 1)) for row in places])
+
+
+def agreements(
+    pair: Pair, made: Source, source: Source, bound: Bound, kinds: Mapping[str, Floats]
+) -> dict[str, Agreement]:
+    """How far the head agrees with its source, by kind of hidden states [states, width]."""
+    states = np.concatenate(list(kinds.values()))
+    seen: Seen | None = None
+    reach = []
+    for first, theirs, mine, allowed in _rows(pair, made, source, bound):
+        chunk = _seen(first, states @ theirs.T, states @ mine.T)
+        seen = chunk if seen is None else _both(seen, chunk)
+        reach.append(allowed)
+    assert seen is not None
+    # A logit's standard deviation by rounding alone: errors are independent, and uniform within their bounds.
+    deviation = np.concatenate(reach) / np.float32(math.sqrt(3 * states.shape[1]))
+    found, at = {}, 0
+    for kind, part in kinds.items():
+        chosen = slice(at, at + len(part))
+        found[kind] = _agreement(Seen._make(field[chosen] for field in seen), np.linalg.norm(part, axis=1), deviation)
+        at += len(part)
+    return found
+
+
+def _rows(pair: Pair, made: Source, source: Source, bound: Bound) -> Iterator[tuple[int, Floats, Floats, Floats]]:
+    """Some rows of both heads, and the length of the largest error that the bound allows each row."""
+    for start in range(0, pair.made.rows, ROWS):
+        stop = min(start + ROWS, pair.made.rows)
+        mine = unpack(pair.made, start, stop, read(pair.made, made, start, stop))
+        allowed = limits(mine, bound)
+        yield (
+            start,
+            reference(pair, source, start, stop),
+            scaled(mine),
+            np.sqrt(np.einsum("ij,ij->i", allowed, allowed)),
+        )
+
+
+# --- logits, some rows after others ------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What is kept of the logits of all rows so far, each field by state.
+
+    Of either head: the largest logits with their tokens and the other head's logits there, the peak m, the sum of
+    exp(logit - m), and that of exp(logit - m) times the difference to the other head.
+    """
+
+    theirs: Floats
+    their_tokens: Ids
+    their_other: Floats
+    their_sums: Floats
+    mine: Floats
+    my_tokens: Ids
+    my_other: Floats
+    my_sums: Floats
+    difference: Floats
+
+
+def _seen(first: int, theirs: Floats, mine: Floats) -> Seen:
+    difference = np.abs(theirs - mine)
+    told = np.stack([difference.sum(axis=1), difference.max(axis=1), np.full(len(theirs), theirs.shape[1])], axis=1)
+    return Seen(*_top(first, theirs, mine), *_top(first, mine, theirs), told)
+
+
+def _top(first: int, logits: Floats, other: Floats) -> tuple[Floats, Ids, Floats, Floats]:
+    count = min(TOP, logits.shape[1])
+    columns = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+    order = np.lexsort((columns, -np.take_along_axis(logits, columns, 1)), axis=1)
+    columns = np.take_along_axis(columns, order, 1)
+    peak = logits.max(axis=1, keepdims=True)
+    weights = np.exp(logits - peak)
+    moved = (weights * (logits - other)).sum(axis=1, dtype=np.float64)
+    sums = np.stack([peak[:, 0], weights.sum(axis=1, dtype=np.float64), moved], axis=1)
+    return np.take_along_axis(logits, columns, 1), columns + first, np.take_along_axis(other, columns, 1), sums
+
+
+def _both(a: Seen, b: Seen) -> Seen:
+    told = np.stack(
+        [a.difference[:, 0] + b.difference[:, 0], np.maximum(a.difference[:, 1], b.difference[:, 1]),
+         a.difference[:, 2] + b.difference[:, 2]], axis=1,
+    )  # fmt: skip
+    return Seen(*_tops(a[:4], b[:4]), *_tops(a[4:8], b[4:8]), told)
+
+
+def _tops(a: Sequence[Any], b: Sequence[Any]) -> tuple[Floats, Ids, Floats, Floats]:
+    logits, tokens, other = (np.concatenate([x, y], axis=1) for x, y in zip(a[:3], b[:3], strict=True))
+    count = min(TOP, logits.shape[1])
+    order = np.lexsort((tokens, -logits), axis=1)[:, :count]
+    peak = np.maximum(a[3][:, 0], b[3][:, 0])
+    shrunk = [sums[:, 1:] * np.exp(sums[:, 0] - peak)[:, None] for sums in (a[3], b[3])]
+    sums = np.concatenate([peak[:, None], shrunk[0] + shrunk[1]], axis=1)
+    return (*(np.take_along_axis(x, order, 1) for x in (logits, tokens, other)), sums)  # type: ignore[return-value]
+
+
+def _agreement(seen: Seen, lengths: Floats, deviation: Floats) -> Agreement:
+    """``lengths`` of the states, and the ``deviation`` of each row's logit for a state of length 1."""
+    first, now = seen.their_tokens[:, 0], seen.my_tokens[:, 0]
+    margin = seen.theirs[:, 0] - seen.my_other[:, 0]
+    over = margin - DEVIATIONS * lengths * np.hypot(deviation[first], deviation[now])
+    beyond = (first != now) & (over > 0)
+    worst = int(np.argmax(np.where(beyond, over, -np.inf)))
+    total, other = (np.log(sums[:, 1]) + sums[:, 0] for sums in (seen.their_sums, seen.my_sums))
+    top1, top5, top10 = (_shared(seen, count) for count in (1, 5, TOP))
+    return Agreement(
+        states=len(first), top1=top1, top5=top5, top10=top10,
+        kl=float(np.mean(seen.their_sums[:, 2] / seen.their_sums[:, 1] - total + other)),
+        kl_reverse=float(np.mean(seen.my_sums[:, 2] / seen.my_sums[:, 1] - other + total)),
+        mean_abs=float(seen.difference[:, 0].sum() / seen.difference[:, 2].sum()),
+        max_abs=float(seen.difference[:, 1].max()),
+        flips=int(np.count_nonzero(first != now)), beyond=int(beyond.sum()),
+        worst=(int(first[worst]), int(now[worst])) if beyond.any() else None,
+    )  # fmt: skip
+
+
+def _shared(seen: Seen, count: int) -> float:
+    """The mean share of the source's ``count`` first tokens that are among the result's."""
+    theirs, mine = seen.their_tokens[:, :count], seen.my_tokens[:, :count]
+    return float((theirs[:, :, None] == mine[:, None, :]).any(axis=2).mean())

@@ -1,0 +1,127 @@
+"""Heads against their source: what the conversion does to the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint import Checkpoint
+from ..decode import Encoded, dense
+from ..errors import Finding
+from ..families import Kind, classifier, config_value, embedding_of
+from ..header import FLOATS
+from ..stored import split_name
+from . import Level, Page, Probe, Seen, Subject
+from .bounds import bound
+from .matching import Pair
+from .numeric import arithmetic_of
+
+if TYPE_CHECKING:
+    from ..decode.numbers import Floats
+    from .fidelity import Agreement
+
+# Names of the final norm beside the embedding, and model types whose norms add one to their weight.
+_NORMS = ("norm", "final_layernorm", "ln_f", "norm_f", "final_norm")
+_CENTERED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next", "qwen3_5", "qwen3_5_moe"})
+
+
+def _heads(subject: Subject) -> list[Pair]:
+    """The heads that were converted."""
+    if subject.against is None:
+        return []
+    classify = classifier(subject.config)
+    return [
+        pair
+        for pair in subject.matched.pairs
+        if classify(f"{split_name(pair.made.name)[0]}.weight", (1, 1)) is Kind.HEAD
+    ]
+
+
+def _fidelity(subject: Subject) -> Seen:
+    findings: list[Finding] = []
+    figures: dict[str, Any] = {}
+    for pair in _heads(subject):
+        found = _agreements(pair, subject)
+        figures[pair.made.name] = {kind: agreement._asdict() for kind, agreement in found.items()}
+        findings += [_finding(pair, kind, agreement) for kind, agreement in found.items() if agreement.beyond]
+    states = sum(kind["states"] for kinds in figures.values() for kind in kinds.values())
+    return Seen(findings, states, {"heads": figures})
+
+
+def _agreements(pair: Pair, subject: Subject) -> Mapping[str, Agreement]:
+    from .fidelity import agreements, as_long, noise, normalized, picked
+
+    assert subject.against is not None
+    source = subject.against.source
+    embedding, norm = _embedding(subject.against), _final_norm(subject.against, pair.source.cols)
+    kinds = {"noise": noise(norm)}
+    kinds["rows"] = as_long(picked(pair.source, source, "rows"), kinds["noise"])
+    if embedding is not None and embedding.cols == pair.source.cols:
+        kinds["embeddings"] = normalized(picked(embedding, source, "embeddings"), norm)
+    limit = bound(pair.made, pair.source, arithmetic_of(subject.manifest))
+    return agreements(pair, subject.checkpoint.source, source, limit, kinds)
+
+
+def _embedding(source: Checkpoint) -> Encoded | None:
+    """The token embedding, if it is dense."""
+    module = embedding_of(source.tensors, source.config)
+    ref = source.tensors.get(f"{module}.weight")
+    return dense(ref) if ref is not None and ref.dtype in FLOATS else None
+
+
+def _final_norm(source: Checkpoint, width: int) -> Floats:
+    """The weight of the norm before the head, ones where none is found under a known name."""
+    import numpy as np
+
+    from ..decode.rows import decode
+    from .compare import read
+
+    parent = (embedding_of(source.tensors, source.config) or "").rpartition(".")[0]
+    names = (f"{parent}.{name}.weight".lstrip(".") for name in _NORMS)
+    ref = next((ref for name in names if (ref := source.tensors.get(name)) and ref.shape == (width,)), None)
+    if ref is None or ref.dtype not in FLOATS:
+        return np.ones(width, np.float32)
+    weight = dense(ref)
+    norm: Floats = decode(weight, 0, 1, read(weight, source.source, 0, 1))[0]
+    centered = config_value(source.config, "model_type") in _CENTERED
+    return np.add(norm, np.float32(centered))
+
+
+def _finding(pair: Pair, kind: str, found: Agreement) -> Finding:
+    assert found.worst is not None
+    before, after = found.worst
+    message = (
+        f"{pair.made.name}: for {found.beyond:,} of {found.states:,} hidden states ({kind}) another token comes first than"
+        f" with the source's head, by more than rounding explains; token {after:,} for {before:,}, say"
+    )
+    data = {"kind": kind, **found._asdict()}
+    return Finding("numeric.head", message, file=pair.made.codes.file, tensor=pair.made.name, data=data)
+
+
+def _unfit(subject: Subject) -> str | None:
+    if subject.against is None:
+        return "no --against"
+    if subject.unknown:
+        return subject.unknown
+    if subject.sample.of > 1:
+        return "concerns whole heads, not samples"
+    return None if _heads(subject) else "concerns heads that were converted, and none was"
+
+
+PROBES = (Probe(("numeric.head",), Level.NUMERIC, _fidelity, _unfit),)
+
+PAGES = (
+    Page(
+        "numeric.head", Level.NUMERIC, "error", "A converted head prefers other tokens",
+        "Logits of the source's head and of the converted one are compared for hidden states that need no run of the "
+        "model: normal noise through the final norm (nearly flat logits, the severe test), rows of the head itself "
+        "(their own token must win, so rows that were lost or moved show), and rows of the embedding through the final "
+        "norm. States of real text are not made: no model is run. The report gives for each kind how often the first, "
+        "and how many of the first five and ten tokens agree, the KL divergence both ways in nats, the mean and the "
+        "largest difference of a logit, and how often the first token flips. A flip is a near-tie if the margin in the "
+        "source is within 8 standard deviations of what independent rounding errors within the format's bound do to "
+        "the two logits; beyond that it is an error.",
+        "lm_head.weight_packed: for 3 of 64 hidden states (rows) another token comes first than with the source's head",
+        "Look at numeric.error of the same tensor: rows or scales are damaged or moved. Quantize the head again.",
+    ),
+)  # fmt: skip

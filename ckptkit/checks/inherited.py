@@ -1,0 +1,64 @@
+"""What is wrong with a result that was not wrong with its source."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ..checkpoint import Checkpoint, scan
+from ..errors import Finding
+from ..source import open_source
+from . import Level, Subject, run
+
+_NUMBER = re.compile(r"\d+")
+
+
+class Told(NamedTuple):
+    """Findings on a result: ``new`` ones are errors that its source does not have, ``others`` are warnings."""
+
+    new: list[Finding]
+    others: list[Finding]
+
+
+def check_result(folder: Path, source: Checkpoint, allow: Collection[str]) -> Told:
+    """The static checks of what was made in ``folder`` from ``source``.
+
+    An error that the source has too (the same id about the same tensor or file) is a warning here, with ``inherited``
+    in its data, and so is one that could not be looked for there (a single file has no config); a warning that the
+    source has too is not told again. Errors whose id is in ``allow`` are warnings.
+    """
+    with open_source(str(folder)) as made:
+        checkpoint, found = scan(made)
+        findings = run(Subject(checkpoint, tuple(found)), Level.STATIC).findings
+    told = Told([], [])
+    if not findings:
+        return told
+    earlier = run(Subject(source, source.warnings), Level.STATIC)
+    untold = {result.id for result in earlier.results if result.result == "skip"}
+    before, after = _numbers(earlier.findings), _numbers(findings)
+    for finding in findings:
+        about = _about(finding)
+        if finding.id in untold or after[about] <= before[about]:
+            if finding.severity == "error":
+                told.others.append(replace(finding, severity="warning", data={**finding.data, "inherited": True}))
+        elif finding.severity == "warning" or finding.id in allow:
+            told.others.append(finding.as_warning())
+        else:
+            told.new.append(finding)
+    return told
+
+
+def _about(finding: Finding) -> tuple[str, str]:
+    """What a finding is about; like ones that were folded into one differ in numbers."""
+    return finding.id, _NUMBER.sub("#", finding.tensor or finding.file or "")
+
+
+def _numbers(findings: Iterable[Finding]) -> Counter[tuple[str, str]]:
+    numbers: Counter[tuple[str, str]] = Counter()
+    for finding in findings:
+        numbers[_about(finding)] += int(finding.data.get("count", 1))
+    return numbers

@@ -1,0 +1,134 @@
+"""``ckptkit hash``: record digests of a checkpoint, or check it against recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..checkpoint import open_checkpoint
+from ..console import Console, fmt_count
+from ..digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, shards_text, sums_text
+from ..errors import FOUND, OK, Finding, fail
+from ..hashing import differing, gather, take
+from ..header import Header
+from ..options import command
+from ..source import Source, open_source
+
+
+@command
+@click.argument("out")
+@click.option("--per-tensor", is_flag=True, help=f"Also record each tensor's xxh3-128, in {TENSORS}.")
+@click.option("--check", metavar="FILE", help=f"Write nothing; check against FILE, a {SUMS} or a {TENSORS}.")
+@click.option("--overwrite", is_flag=True, help="Replace what is recorded already.")
+@click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4).")
+def hash(console: Console, out: str, per_tensor: bool, check: str | None, overwrite: bool, jobs: int) -> int:
+    """Record the digests of a checkpoint's files, or check them. Exit code 1 if something is not as recorded.
+
+    OUT is a folder. SHA256SUMS is written there, which sha256sum reads too. With --per-tensor the tensors' own
+    digests are recorded as well, so that `ckptkit verify --level data` can name the tensor that has changed, and need
+    not wait for sha256. No other file is touched.
+
+    \b
+    Examples:
+      ckptkit hash ./model --per-tensor
+      ckptkit hash ./model --check ./model/SHA256SUMS
+      ckptkit hash ./model --check ./recorded-elsewhere/ckptkit.digests.json --json
+    """
+    if check and (per_tensor or overwrite):
+        raise fail("usage.arguments", "--check writes nothing", hint="leave --per-tensor and --overwrite out")
+    with open_source(out) as source:
+        if check:
+            return _check(console, source, check, jobs)
+        return _record(console, source, per_tensor, overwrite, jobs)
+
+
+def _record(console: Console, source: Source, per_tensor: bool, overwrite: bool, jobs: int) -> int:
+    if not source.root.is_dir():
+        raise fail("usage.arguments", f"{source.uri} is no folder to write {SUMS} into", hint="give its folder")
+    written = [SUMS, TENSORS] if per_tensor else [SUMS]
+    there = [name for name in written if name in source.files]
+    if there and not overwrite:
+        message = f"{source.uri} has a {there[0]} already"
+        hint = f"ckptkit hash {source.uri} --check {source.root / there[0]}; or replace it with --overwrite"
+        raise fail("output.exists", message, file=there[0], hint=hint)
+    shards = open_checkpoint(source).shards if per_tensor else {}
+    sums, digests = _digests(console, source, source.files.keys() - {SUMS, TENSORS}, shards, jobs)
+    _write(source.root / SUMS, sums_text(sums))
+    if per_tensor:
+        _write(source.root / TENSORS, shards_text(digests))
+    count = sum(len(shard.tensors) for shard in digests.values())
+    paths = [str(source.root / name) for name in written]
+    human = [f"{paths[0]}  {fmt_count(len(sums), 'file')}"]
+    human += [f"{paths[1]}  {fmt_count(count, 'tensor')}"] if per_tensor else []
+    console.result({"output": paths, "files": len(sums), "tensors": count}, human, paths)
+    return OK
+
+
+def _check(console: Console, source: Source, path: str, jobs: int) -> int:
+    text = _read(path)
+    if text.lstrip().startswith("{"):
+        expected = parse_shards(text, path)
+        opened = open_checkpoint(source).shards
+        shards = {name: header for name, header in opened.items() if name in expected}
+        _, digests = _digests(console, source, (), shards, jobs)
+        findings = [f for shard in expected for f in _of_shard(expected[shard], digests.get(shard), path, shard)]
+        checked = sum(1 + len(shard.tensors) for shard in expected.values())
+        unlisted = sorted(opened.keys() - expected.keys())
+    else:
+        sums = dict(parse_sums(text))
+        if not sums:
+            raise fail("usage.check", f"{path} holds no line that sha256sum would read", file=path)
+        found, _ = _digests(console, source, sums.keys() & source.files.keys(), {}, jobs)
+        findings, checked = list(differing(sums, found, path)), len(sums)
+        unlisted = sorted(name for name in source.files.keys() - sums.keys() if name.endswith(".safetensors"))
+    code = FOUND if findings else OK
+    data = {"checked": checked, "differing": len(findings), "unlisted": unlisted}
+    console.result(data, _told(path, data), [finding.id for finding in findings], findings, code)
+    return code
+
+
+def _of_shard(expected: ShardDigests, found: ShardDigests | None, path: str, shard: str) -> Iterator[Finding]:
+    if found is None:
+        yield Finding("data.digest", f"{shard} is not there; its tensors are recorded in {path}", file=shard)
+        return
+    if found.header != expected.header:
+        message = f"the header of {shard} has another digest; it is recorded in {path}"
+        yield Finding("data.digest", message, file=shard)
+    yield from differing(expected.tensors, found.tensors, path, shard)
+
+
+def _told(path: str, data: dict[str, Any]) -> Iterator[str]:
+    yield f"{path}: {data['checked']:,} checked, {data['differing']:,} not as recorded"
+    if data["unlisted"]:
+        yield f"not recorded there, so not checked: {', '.join(data['unlisted'])}"
+
+
+def _digests(
+    console: Console, source: Source, files: Iterable[str], shards: Mapping[str, Header], jobs: int
+) -> tuple[dict[str, str], dict[str, ShardDigests]]:
+    names = sorted(files)
+    with console.progress("hash") as progress:
+        progress.start(0, sum(source.files[name].size for name in {*names, *shards}))
+        found = gather(take(source, names, shards, progress.advance, jobs), shards)
+        progress.done()
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise fail("usage.check", f"{path} cannot be read: {error}", file=path) from None
+
+
+def _write(path: Path, text: str) -> None:
+    """The file appears whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, "utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=str(path)) from None

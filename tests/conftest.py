@@ -1,8 +1,0 @@
-"""Test helpers are imported by name: ``import make``."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
