@@ -38,7 +38,7 @@ def _unaligned(file: str, header: Header) -> Iterator[Finding]:
     wrong = [entry.name for entry in header.entries if entry.start % _ITEM_BYTES.get(entry.dtype, 1)]
     if not wrong and header.data_start % ALIGN == 0:
         return
-    hint = "ckptkit reshard SRC OUT writes the files anew"
+    hint = "ckptkit reshard SRC OUT --max-shard-size 5GB lays out anew what it splits or joins"
     if wrong:
         message = f"{file}: {wrong[0]} does not start at a multiple of its element size"
         data = {"tensors": len(wrong), "examples": wrong[:EXAMPLES]}
@@ -126,6 +126,7 @@ PAGES = (
         "size, and the data to begin at a multiple of 8. Others copy first, which costs a second pass over the bytes; "
         "loaders that go straight to the GPU refuse or take a slow path.",
         "norm.weight F32 starts at byte 2,051 of the file",
-        "ckptkit reshard SRC OUT writes every tensor aligned.",
+        "ckptkit reshard SRC OUT --max-shard-size SIZE lays out anew what it splits or joins, every tensor aligned; a file "
+        "that stays whole is taken over as it is.",
     ),
 )

@@ -98,6 +98,8 @@ def _miscounted(names: Iterable[str], index: Index | None) -> Iterator[Finding]:
 
 _COUNT_HINT = "fetch the files that are missing, or ckptkit reshard SRC OUT to have them named by what there is"
 
+_REBUILD = "Or, where files are named -00001-of-0000N and all N are there, ckptkit reshard SRC OUT writes one from the headers."
+
 PROBES = (
     Probe(_SCANNED, Level.STATIC, _index),
     Probe(("index.total-size",), Level.STATIC, _total_size, lambda subject: subject.unknown),
@@ -114,7 +116,7 @@ PAGES = (
         "them belong together. transformers loads none; vLLM and SGLang load all of them in name order, a tensor that "
         "stands in two of them from whichever comes last.",
         "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, no index",
-        f"Fetch the index: hf download ORG/NAME {INDEX} --local-dir DIR",
+        f"Fetch the index: hf download ORG/NAME {INDEX} --local-dir DIR. {_REBUILD}",
     ),
     Page(
         "index.parse",
@@ -123,8 +125,7 @@ PAGES = (
         "The index cannot be read",
         "The index is no JSON, names a tensor twice, or has no weight_map of tensor names to file names.",
         '{"metadata": {"total_size": 1024}}   (no weight_map)',
-        "Fetch the index again, or rebuild it: ckptkit reshard SRC OUT after moving the broken index away, where one "
-        "file holds everything.",
+        f"Fetch the index again. {_REBUILD}",
     ),
     Page(
         "index.path",
@@ -143,7 +144,7 @@ PAGES = (
         "Several index files, none with the usual name",
         f"Loaders look for {INDEX}. With several others and not that one, it is anyone's guess which is meant.",
         "a.safetensors.index.json, b.safetensors.index.json",
-        f"Rename the one that is meant to {INDEX}, and move the others away.",
+        f"Rename the one that is meant to {INDEX}, and move the others away. {_REBUILD}",
     ),
     Page(
         "index.missing-shard",

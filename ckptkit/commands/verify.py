@@ -100,7 +100,7 @@ def verify(console: Console, ckpt: str | None, **given: Any) -> int:
     with contextlib.ExitStack() as opened:
         subject = _subject(console, ckpt or _here(), asked, level, opened)
         outcome = run(subject, level, lambda id: (not selected or id in selected) and id not in ignored)
-        outcome = outcome._replace(results=[result for result in outcome.results if not _is_unasked(result, selected)])
+        outcome = outcome._replace(results=_asked_for(outcome.results, asked))
         not_run = _not_run(outcome, level, selected)
         exit_code = _exit_code(outcome, asked, not_run)
         with_stats = console.settings.json or bool(asked.reports)
@@ -204,8 +204,14 @@ def _recipe(name: str | None) -> Any:
     return load(name) if name else None
 
 
-def _is_unasked(result: Result, selected: Collection[str]) -> bool:
-    return result.result == "skip" and result.id not in selected and (result.reason or "").startswith(_UNASKED)
+def _asked_for(results: list[Result], asked: Asked) -> list[Result]:
+    """Results without those of checks that only an option which was not given, or their own id, would ask for."""
+    named = set(_listed(asked.select))
+    return [
+        result
+        for result in results
+        if result.result != "skip" or result.id in named or not (result.reason or "").startswith(_UNASKED)
+    ] or results
 
 
 def _not_run(outcome: Outcome, level: Level, selected: Collection[str]) -> list[str]:

@@ -176,6 +176,8 @@ def test_a_check_that_was_asked_for_and_did_not_run_is_no_pass(model: Path, told
     assert levels(told(model, "--level", "data")) == {"static", "data"}
     assert ids(told(model, "--level", "numeric", code=FOUND)) == []
     assert ids(told(model, "--select", "config.recipe", code=FOUND)) == []
+    assert ids(told(model, "--select", "lint", code=FOUND)) == []
+    assert ids(told(model, "--select", "config,lint")) == []
 
 
 def test_what_is_asked_for_decides_the_level(model: Path, told: Told) -> None:
