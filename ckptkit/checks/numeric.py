@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Finding
 from ..parallel import on_threads
+from ..source import Source
 from . import Level, Page, Probe, Seen, Subject, bounds
 from .folding import fold
 from .matching import Copy, Matched, Pair
@@ -70,15 +71,9 @@ def _tasks(subject: Subject, matched: Matched) -> Iterator[Task]:
     """Everything to be compared that belongs to the sample."""
     assert subject.against is not None
     sources = subject.checkpoint.source, subject.against.source
-    run: list[Copy] = []
-    for copy in matched.copies:
-        if subject.sample.holds(copy.made.name) and not _is_one(subject, copy):
-            run.append(copy)
-            if sum(item.made.nbytes for item in run) >= COPIED:
-                yield _copies(run, *sources)
-                run = []
-    if run:
-        yield _copies(run, *sources)
+    copies = [c for c in matched.copies if subject.sample.holds(c.made.name) and not _is_one(subject, c)]
+    for run in _runs(copies):
+        yield Task(None, partial(_unequal, run, *sources), sum(copy.made.nbytes for copy in run))
     arithmetic = arithmetic_of(subject.manifest)
     for at, pair in enumerate(matched.pairs):
         yield from _rows(at, pair, arithmetic, subject)
@@ -93,11 +88,21 @@ def _is_one(subject: Subject, copy: Copy) -> bool:
     return linked and os.path.samefile(mine.path, theirs.path)
 
 
-def _copies(copies: Sequence[Copy], made: Any, source: Any) -> Task:
-    return Task(None, partial(_unequal, tuple(copies), made, source), sum(copy.made.nbytes for copy in copies))
+def _runs(copies: Iterable[Copy]) -> Iterator[list[Copy]]:
+    """Copies taken together until they have :data:`COPIED` bytes."""
+    run: list[Copy] = []
+    nbytes = 0
+    for copy in copies:
+        run.append(copy)
+        nbytes += copy.made.nbytes
+        if nbytes >= COPIED:
+            yield run
+            run, nbytes = [], 0
+    if run:
+        yield run
 
 
-def _unequal(copies: Sequence[Copy], made: Any, source: Any) -> list[Finding]:
+def _unequal(copies: Sequence[Copy], made: Source, source: Source) -> list[Finding]:
     from .compare import first_difference
 
     found = []
