@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..checkpoint import SUFFIX
 from ..digests import Recorded
 from ..errors import Finding
 from ..header import Header
@@ -38,7 +39,7 @@ def _of_span(seen: SpanSeen, subject: Subject) -> Iterator[Finding]:
         yield Finding(ID, message, file=file, tensor=ref.name, hint=f"{again} --per-tensor")
     for digest in seen.unlike if not seen.broken else ():
         message = f"{file} does not have the {digest.algorithm} digest that is recorded in {digest.where}"
-        severity = "error" if file in subject.checkpoint.shards else "warning"
+        severity = "error" if file.endswith(SUFFIX) else "warning"
         tensor = seen.findings[0].tensor if seen.findings else None
         text = "; ".join([message, *(odd.message for odd in seen.findings[:1])])
         yield Finding(ID, text, file, tensor, again, severity, {"values": [odd.id for odd in seen.findings]})

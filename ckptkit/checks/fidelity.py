@@ -11,14 +11,14 @@ embeddings   rows of the embedding through the final norm: directions that the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..decode import Encoded
 from ..decode.numbers import Floats
-from ..decode.rows import decode, scaled, unpack
+from ..decode.rows import decode, unpack
 from ..source import Source
 from .bounds import Bound
 from .compare import limits, read, reference
@@ -85,34 +85,38 @@ def agreements(
     """How far the head agrees with its source, by kind of hidden states [states, width]."""
     states = np.concatenate(list(kinds.values()))
     seen: Seen | None = None
-    reach = []
-    for first, theirs, mine, allowed in _rows(pair, made, source, bound):
-        chunk = _seen(first, states @ theirs.T, states @ mine.T)
-        seen = chunk if seen is None else _both(seen, chunk)
-        reach.append(allowed)
+    for start in range(0, pair.made.rows, ROWS):
+        stop = min(start + ROWS, pair.made.rows)
+        theirs = states @ reference(pair, source, start, stop).T
+        mine = states @ decode(pair.made, start, stop, read(pair.made, made, start, stop)).T
+        seen = _seen(start, theirs, mine) if seen is None else _both(seen, _seen(start, theirs, mine))
     assert seen is not None
-    # A logit's standard deviation by rounding alone: errors are independent, and uniform within their bounds.
-    deviation = np.concatenate(reach) / np.float32(math.sqrt(3 * states.shape[1]))
+    explained = _explained(seen, states, lambda token: _row_limits(pair, made, bound, token))
     found, at = {}, 0
     for kind, part in kinds.items():
         chosen = slice(at, at + len(part))
-        found[kind] = _agreement(Seen._make(field[chosen] for field in seen), np.linalg.norm(part, axis=1), deviation)
+        found[kind] = _agreement(Seen._make(field[chosen] for field in seen), explained[chosen])
         at += len(part)
     return found
 
 
-def _rows(pair: Pair, made: Source, source: Source, bound: Bound) -> Iterator[tuple[int, Floats, Floats, Floats]]:
-    """Some rows of both heads, and the length of the largest error that the bound allows each row."""
-    for start in range(0, pair.made.rows, ROWS):
-        stop = min(start + ROWS, pair.made.rows)
-        mine = unpack(pair.made, start, stop, read(pair.made, made, start, stop))
-        allowed = limits(mine, bound)
-        yield (
-            start,
-            reference(pair, source, start, stop),
-            scaled(mine),
-            np.sqrt(np.einsum("ij,ij->i", allowed, allowed)),
-        )
+def _row_limits(pair: Pair, made: Source, bound: Bound, row: int) -> Floats:
+    """How far each number of a row may be off."""
+    found: Floats = limits(unpack(pair.made, row, row + 1, read(pair.made, made, row, row + 1)), bound)[0]
+    return found
+
+
+def _explained(seen: Seen, states: Floats, limits_of: Callable[[int], Floats]) -> Floats:
+    """By state, the margin within which rounding explains that another token comes first; 0 where none does.
+
+    Errors of rounding are independent, and uniform within their bounds.
+    """
+    found = np.zeros(len(states), np.float32)
+    first, now = seen.their_tokens[:, 0], seen.my_tokens[:, 0]
+    for state in np.flatnonzero(first != now):
+        errors = [states[state] * limits_of(int(token)) for token in (first[state], now[state])]
+        found[state] = DEVIATIONS * math.sqrt(sum(float(np.vecdot(error, error)) for error in errors) / 3)
+    return found
 
 
 # --- logits, some rows after others ------------------------------------------------------------------------
@@ -172,11 +176,9 @@ def _tops(a: Sequence[Any], b: Sequence[Any]) -> tuple[Floats, Ids, Floats, Floa
     return (*(np.take_along_axis(x, order, 1) for x in (logits, tokens, other)), sums)  # type: ignore[return-value]
 
 
-def _agreement(seen: Seen, lengths: Floats, deviation: Floats) -> Agreement:
-    """``lengths`` of the states, and the ``deviation`` of each row's logit for a state of length 1."""
+def _agreement(seen: Seen, explained: Floats) -> Agreement:
     first, now = seen.their_tokens[:, 0], seen.my_tokens[:, 0]
-    margin = seen.theirs[:, 0] - seen.my_other[:, 0]
-    over = margin - DEVIATIONS * lengths * np.hypot(deviation[first], deviation[now])
+    over = seen.theirs[:, 0] - seen.my_other[:, 0] - explained
     beyond = (first != now) & (over > 0)
     worst = int(np.argmax(np.where(beyond, over, -np.inf)))
     total, other = (np.log(sums[:, 1]) + sums[:, 0] for sums in (seen.their_sums, seen.my_sums))

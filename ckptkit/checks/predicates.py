@@ -17,6 +17,7 @@ from ..plan import Ref
 from ..survey import Module
 from . import Subject
 from .reach import excluded, reach
+from .stacks import absent
 
 _BODY_LAYER = re.compile(r"(?:(?:thinker|language_model|text_model|llm|model)\.)*layers\.#(?:\.|$)")
 _STAGE = re.compile(r"mtp\.#\.")
@@ -208,9 +209,9 @@ def _absent_layers(subject: Subject) -> Iterator[Hit]:
         if _BODY_LAYER.match(place[0]) and not part_of(cell.first.name)
     }
     if there and type(declared) is int:
-        absent = sorted(set(range(declared)) - there)
-        if absent:
-            yield Hit(f"layer {', '.join(map(str, absent[:_SAMPLES]))} of {declared} has no tensor", number=len(absent))
+        missing = absent(there, declared)
+        if missing:
+            yield Hit(f"layer {', '.join(map(str, missing[:_SAMPLES]))} of {declared} has no tensor", number=len(missing))
 
 
 def _scaleless(subject: Subject) -> Iterator[Hit]:

@@ -141,7 +141,7 @@ def _with_scale(found: Encoded, scale: Ref, block: Sequence[int] | None) -> Enco
     stacks = found.rows // stack if stack else 1
     if count == 1:
         return found._replace(height=max(found.rows, 1), width=found.cols)
-    rows, cols = _matrix(scale.shape)
+    rows, cols = _matrix(_squeezed(scale.shape, len(found.codes.shape)))
     if rows == 1 and len(scale.shape) == 1 and cols == found.rows:
         rows, cols = cols, 1
     per_stack = rows // stacks
@@ -154,6 +154,11 @@ def _with_scale(found: Encoded, scale: Ref, block: Sequence[int] | None) -> Enco
         message = f"{scale.name} {list(scale.shape)} does not cover {found.name} [{found.rows}, {found.cols}]"
         raise fail("decode.format", message, file=scale.file, tensor=scale.name)
     return found._replace(height=height, width=width, grid=(rows, cols))
+
+
+def _squeezed(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """A scale's shape without the ones that ModelOpt puts between the blocks: [R/128, 1, C/128, 1]."""
+    return shape[::2] if len(shape) == 2 * rank and set(shape[1::2]) == {1} else shape
 
 
 def _power_of_two(size: int, count: int) -> int:

@@ -187,6 +187,13 @@ def test_blocks_are_counted_anew_in_each_expert_of_a_stack() -> None:
     assert rows[:, 0].tolist() == [s for a in (1, 3, 5) for s in [a] * 128 + [a + 1] * 2]
 
 
+def test_modelopt_puts_ones_between_the_blocks_of_its_scale() -> None:
+    weight = torch.ones(256, 256).to(torch.float8_e4m3fn)
+    scale = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).reshape(2, 1, 2, 1)
+    rows = Module("weight", {"weight": weight, "weight_scale": scale}).in_pieces(100)
+    assert rows[::128, ::128].tolist() == [[1, 2], [3, 4]]
+
+
 # --- what cannot be decoded ----------------------------------------------------------------------------------
 
 

@@ -35,13 +35,13 @@ class Interrupting(lab.Meter):
 def test_a_signal_stops_the_run_and_resume_ends_it(
     source: Path, out: Path, tmp_path: Path, number: int, moment: int, jobs: int
 ) -> None:
-    handler = signal.getsignal(number)
+    handler, threads = signal.getsignal(number), threading.active_count()
     with pytest.raises(Interrupted):
         lab.run(source, out, Interrupting(number, moment), jobs=jobs)
     assert signal.getsignal(number) is handler
     assert not out.exists()
     assert not list(out.parent.rglob("*.safetensors.partial"))
-    assert threading.active_count() == 1
+    assert threading.active_count() == threads
     lab.run(source, out, resume=True)
     lab.run(source, tmp_path / "whole")
     assert lab.contents(out) == lab.contents(tmp_path / "whole")
