@@ -34,8 +34,8 @@ def test_kill_at_random_moments(source: Path, tmp_path: Path) -> None:
             time.sleep(moments.uniform(0, SECONDS))
             worker.kill()
         unfinished += not out.exists()
-        if out.exists():
-            assert lab.contents(out) == whole
+        if out.exists():  # published; the journal may still lie in it
+            assert {name: held for name, held in lab.contents(out).items() if ".ckptkit." not in str(name)} == whole
         lab.run(source, out, resume=True)
         assert lab.contents(out) == whole
         assert not out.with_name(f"{out.name}.partial").exists()
