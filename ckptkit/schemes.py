@@ -352,6 +352,8 @@ def problems(scheme: Scheme, shape: Sequence[int]) -> str | None:
     if len(shape) != 2:
         return f"shape {list(shape)} is not a matrix"
     columns, weights = shape[1], scheme.weights
+    if not columns:
+        return "it has no columns"
     if weights.strategy in ("group", "tensor_group") and weights.group_size and columns % weights.group_size:
         return f"its {columns:,} columns do not divide into groups of {weights.group_size}"
     if scheme.format == PACKED and columns * weights.num_bits % 32:

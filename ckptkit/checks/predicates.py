@@ -211,7 +211,9 @@ def _absent_layers(subject: Subject) -> Iterator[Hit]:
     if there and type(declared) is int:
         missing = absent(there, declared)
         if missing:
-            yield Hit(f"layer {', '.join(map(str, missing[:_SAMPLES]))} of {declared} has no tensor", number=len(missing))
+            yield Hit(
+                f"layer {', '.join(map(str, missing[:_SAMPLES]))} of {declared} has no tensor", number=len(missing)
+            )
 
 
 def _scaleless(subject: Subject) -> Iterator[Hit]:

@@ -97,6 +97,8 @@ CASES: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any], st
         {"plan.divide", "recipe.target-unmatched"}, 2),
     "pack width does not divide": (
         lambda: llama(layers=1, hidden=90), {}, recipe(HEAD), {"plan.divide"}, 2),
+    "a weight without columns": (
+        lambda: {**small(), "model.layers.0.x_proj.weight": bf16(4, 0)}, {}, recipe(BODY, ignore="[lm_head]"), {"plan.divide"}, 2),
     "a tied head": (
         lambda: small(lm_head__weight=None), {"tie_word_embeddings": True}, recipe(HEAD), {"plan.tie"}, 2),
     "a tied head that is stored": (small, {"tie_word_embeddings": True}, recipe(HEAD), {"plan.tie"}, 2),
