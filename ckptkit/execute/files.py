@@ -66,10 +66,13 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 @contextlib.contextmanager
 def output_faults(place: Place, resume_command: str = "") -> Iterator[None]:
-    """Turn an OSError of the body into a UserError: ``output.space`` or ``output.write``."""
+    """Turn an OSError of the body into a UserError: ``output.space``, ``output.exists`` or ``output.write``."""
     try:
         yield
     except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            message = f"{place.out} was made by another while this run went on"
+            raise fail("output.exists", message, file=str(place.out), hint="move it away, then --resume") from error
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         message = f"{error.filename or place.folder}: {error.strerror or error}"
         hint = f"make room, then: {resume_command or 'the same command with --resume'}" if full else None

@@ -6,6 +6,7 @@ this one stopped.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -59,6 +60,8 @@ def _move_in(place: Place, begun: Publishing) -> None:
     done: list[tuple[Path, Path]] = []
     try:
         for here, there in moves:
+            if os.path.lexists(there):  # a rename would take the place of a file in silence
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(there))
             os.rename(here, there)
             done.append((here, there))
     except OSError:

@@ -40,7 +40,7 @@ def preflight(plan: Plan | None, source: Source, out: Path, options: Options, *,
         begun = list(_begun(plan, source, place, journal, options))
         if options.resume and journal and journal.publishing:
             return begun
-        found = [*begun, *_occupied(place, journal, options), *_unwritable(place), *_backend(options)]
+        found = [*begun, *occupied(place, journal, options), *_unwritable(place), *_backend(options)]
         return [*found, *_names(plan), *_space(plan, source, out, options), *_device(plan, options)] if plan else found
 
 
@@ -93,11 +93,13 @@ def changed(files: Iterable[str]) -> Iterator[Finding]:
         yield Finding("source.changed", message, file=file, hint="--overwrite instead of --resume begins anew")
 
 
-def _occupied(place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:
+def occupied(place: Place, journal: Journal | None, options: Options) -> Iterator[Finding]:
+    """What stands at OUT and may not be replaced: asked before a run, and again before it publishes."""
     out = str(place.out)
-    if not place.out.is_dir():
-        if os.path.lexists(out):
-            yield Finding("output.exists", f"{out} is a file", file=out, hint="name a folder")
+    if place.out.is_symlink() or not place.out.is_dir():
+        if os.path.lexists(out):  # OUT's own symlinks were resolved: one that is there now has come since
+            what = "a symlink" if place.out.is_symlink() else "a file"
+            yield Finding("output.exists", f"{out} is {what}", file=out, hint="move it away, or name another output")
         return
     found = entries(place.out)
     if not found:

@@ -21,7 +21,7 @@ from .finish import check_written, sha256_sums, sums_text, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal
 from .options import Options, Progress, Result
 from .publish import publish, published, tidy
-from .refusals import changed, preflight
+from .refusals import changed, occupied, preflight
 from .shards import OWN_BYTES, make_shard
 from .sizes import to_write
 from .staging import JOURNAL, LOCK, SUMS, Place, entries, locate, locked
@@ -74,6 +74,7 @@ def _run(plan: Plan, place: Place, extra: Mapping[str, Any], work: Work) -> tupl
     content |= {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 3)}
     write_file(place.folder / MANIFEST, encode(content))
     work.check()
+    _refuse(occupied(place, journal, work.options))
     begun = Publishing(os.getpid(), entries(place.out) if place.out.is_dir() else [])
     append(place.folder, {"publishing": begun})
     publish(place, begun)
