@@ -105,8 +105,23 @@ def test_mtp_layers_told_by_number_must_be_named(folder: Path) -> None:
     assert len(body) == 46 * 4 + 3 + 45 * (128 + 1) * 3
 
 
+def test_following_the_hint_takes_all_other_layers(folder: Path) -> None:
+    """GLM-4.5's layer 46 is its MTP layer; ignored by what the finding says, the 46 layers before it are the body."""
+    ignore = ["lm_head", "re:.*\\.gate$"]
+    sets = f"ignore={json.dumps(ignore)}"
+    assert outcome(folder, "glm-4.5-air", "fp8-dynamic", sets) == {"recipe.class-reach"}
+    with open_source(str(folder / "glm-4.5-air")) as source, pytest.raises(UserError) as caught:
+        plan_quantize(open_checkpoint(source), load("fp8-dynamic", [sets]))
+    (found,) = caught.value.findings
+    assert found.data["patterns"] == [r"re:model\.layers\.46\..*"]
+    again = f"ignore={json.dumps([*ignore, *found.data['patterns']])}"
+    assert len(made(outcome(folder, "glm-4.5-air", "fp8-dynamic", again), "groups.body")) == 46 * 4 + 3 + 45 * 129 * 3
+
+
 def test_transposed_linears_are_no_linears(folder: Path) -> None:
     assert outcome(folder, "gpt2", "fp8-dynamic") == {"recipe.target-unmatched"}
+    named = outcome(folder, "gpt2", "fp8-dynamic", 'groups.body.targets=["*.c_attn"]')
+    assert named == {"plan.not-linear"}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import click
 import pytest
+from click.core import ParameterSource
 
 import ckptkit.commands.recipes
 from ckptkit import __version__, cli
 from ckptkit.cli import COMMANDS, explain, main
 from ckptkit.console import Console, Settings
-from ckptkit.errors import BUG, INTERRUPTED, OK, OUTPUT, SOURCE, USAGE, Finding, Interrupted, UserError
+from ckptkit.errors import ACCESS, BUG, INTERRUPTED, OK, OUTPUT, SOURCE, USAGE, Finding, Interrupted, UserError
 
 VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CKPTKIT_COLOR", "CKPTKIT_JSON", "CKPTKIT_QUIET")
 
@@ -83,6 +84,13 @@ def test_an_unexpected_exception_is_a_bug_told_in_one_line(
     assert "Traceback" in capsys.readouterr().err
     assert main(["recipes", "--json"]) == BUG
     assert document(capsys)["findings"][0]["id"] == "bug.unexpected"
+
+
+def test_what_the_system_forbids_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, PermissionError(13, "Permission denied", "/etc/shadow"))
+    assert main(["recipes", "--json"]) == ACCESS
+    finding = document(capsys)["findings"][0]
+    assert (finding["id"], finding["file"]) == ("access.denied", "/etc/shadow")
 
 
 def test_an_interrupted_run_gives_the_command_that_goes_on() -> None:
@@ -178,6 +186,33 @@ def test_variables_set_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert main(["inspect", "x"]) == USAGE
 
 
+def test_a_variable_of_its_name_sets_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are spelled here from those on the help page, and from nothing else."""
+    everywhere = {option.name for option in cli.cli.params}
+    number = 0
+    with click.Context(cli.cli, info_name="ckptkit", obj=Console(Settings()), auto_envvar_prefix="CKPTKIT") as parent:
+        for name in COMMANDS:
+            command = cli.cli.get_command(parent, name)
+            assert command is not None
+            options = [p for p in command.params if isinstance(p, click.Option) and p.name not in everywhere]
+            for option in options:
+                spelled = f"ckptkit_{name}_{max(option.opts, key=len).removeprefix('--')}".replace("-", "_").upper()
+                monkeypatch.setenv(spelled, _value(option))
+            words = ["report" if name == "schema" else "a" for p in command.params if isinstance(p, click.Argument)]
+            context = command.make_context(name, words, parent=parent)
+            for option in options:
+                number += 1
+                assert context.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT, option.opts
+                assert not option.is_flag or context.params[str(option.name)] is True
+    assert number > 60
+
+
+def _value(option: click.Option) -> str:
+    if isinstance(option.type, click.Choice):
+        return str(option.type.choices[-1])
+    return "1"
+
+
 @pytest.mark.parametrize(
     ("variables", "arguments", "coloured"),
     [
@@ -244,22 +279,50 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+# What prints: results short and long, in each form, and the pages that click would print by itself.
+PRINTING = [
+    ["recipes"],
+    ["recipes", "--json"],
+    ["recipes", "--quiet"],
+    ["checks"],
+    ["--help"],
+    ["recipes", "-h"],
+    ["--version"],
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stdout:
-        ended = run("recipes", stdout=stdout)
+        ended = run(*arguments, stdout=stdout)
     assert (ended.returncode, ended.stderr) == (OK, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("form", [[], ["--json"], ["--quiet"]])
-def test_a_full_stdout_is_an_output_fault(form: list[str]) -> None:
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_full_stdout_is_an_output_fault(arguments: list[str]) -> None:
     with open("/dev/full", "w") as stdout:
-        ended = run("recipes", *form, stdout=stdout)
+        ended = run(*arguments, stdout=stdout)
     assert ended.returncode == OUTPUT
     assert ended.stderr.startswith("error: ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_closed_stdout_is_an_output_fault(arguments: list[str]) -> None:
+    ended = run(*arguments, preexec_fn=lambda: os.close(1))
+    assert ended.returncode == OUTPUT
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["recipes"], OK), (["recipe"], USAGE), ([], USAGE)])
+def test_without_stderr_the_run_is_the_same(arguments: list[str], code: int) -> None:
+    command = [sys.executable, "-m", "ckptkit", *arguments]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), timeout=60)
+    assert ended.returncode == code
+    assert bool(ended.stdout) is (code == OK)
 
 
 def test_the_module_can_be_run() -> None:

@@ -32,6 +32,12 @@ KINDS: dict[str, dict[Kind, list[str]]] = {
         Kind.NORM: ["model.layers.61.enorm.weight", "model.layers.0.self_attn.q_a_layernorm.weight"],
         Kind.OTHER: ["model.layers.3.mlp.gate.e_score_correction_bias", "model.layers.0.mlp.up_proj.weight_scale_inv"],
     },
+    "deepseek-v4-flash": {
+        Kind.LINEAR: ["layers.42.attn.wkv.weight"],
+        Kind.MTP: ["mtp.0.e_proj.weight", "mtp.0.ffn.gate.weight", "mtp.0.ffn.experts.255.w1.weight"],
+        Kind.NORM: ["mtp.0.enorm.weight", "mtp.0.norm.weight"],
+        Kind.OTHER: ["mtp.0.hc_head_fn", "mtp.0.h_proj.scale"],
+    },
     "deepseek-v4-flash-dspark": {
         Kind.HEAD: ["head.weight"],
         Kind.EMBEDDING: ["embed.weight"],
@@ -60,6 +66,8 @@ KINDS: dict[str, dict[Kind, list[str]]] = {
             "layers.0.attn.wq_a.scale",
         ],
     },
+    "deepseek-v4-pro": {Kind.LINEAR: ["layers.60.ffn.experts.383.w1.weight"], Kind.MTP: ["mtp.0.h_proj.weight"]},
+    "deepseek-v4-pro-dspark": {Kind.DRAFT: ["mtp.0.main_proj.weight", "mtp.2.ffn.experts.383.w3.weight"]},
     "gemma-3-4b": {
         Kind.EMBEDDING: ["language_model.model.embed_tokens.weight"],
         Kind.LINEAR: [

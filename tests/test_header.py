@@ -89,6 +89,8 @@ def test_the_reference_reader_reads_what_lay_out_writes(tmp_path: Path) -> None:
         (wrap(b"[" * 100_000), "layout.header", None),
         (wrap(b'{"a":' * 100_000), "layout.header", None),
         (wrap(b'{"a": NaN}'), "layout.header", None),
+        (wrap(rb'{"a\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1"), "layout.header", None),
+        (wrap(rb'{"__metadata__":{"a":"\uDFFF"}}'), "layout.header", None),
         (wrap(b'{"a": ' + b"9" * 5000 + b"}"), "layout.header", None),
         ((1 << 60).to_bytes(8, "little") + b"{}", "layout.header", None),
         ((100_000_001).to_bytes(8, "little") + b"{}", "layout.header", None),
@@ -122,6 +124,11 @@ def test_the_reference_reader_reads_what_lay_out_writes(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_faults_are_named(data: bytes, id: str, tensor: str | None) -> None:
     assert fault(data) == (id, tensor)
+
+
+def test_an_escaped_pair_of_surrogates_is_a_character() -> None:
+    data = wrap(rb'{"\ud83d\ude00":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"1")
+    assert [entry.name for entry in parse(data).entries] == ["\U0001f600"]
 
 
 def test_a_lying_length_allocates_nothing() -> None:

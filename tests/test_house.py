@@ -47,6 +47,21 @@ def test_only_the_console_prints_and_only_the_command_line_reads_the_environment
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_the_encoding_of_a_text_file_is_said(path: Path) -> None:
+    """Else it is the locale's: what is made and read would differ between machines."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            said = {keyword.arg for keyword in node.keywords} | {f"argument {i}" for i in range(len(node.args))}
+            texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            binary = any(isinstance(text, str) and "b" in text for text in texts)
+            assert called != "read_text" or said & {"encoding", "argument 0"}, f"line {node.lineno}"
+            assert called != "write_text" or said & {"encoding", "argument 1"}, f"line {node.lineno}"
+            of_os = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"
+            assert called != "open" or of_os or binary or "encoding" in said, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_nothing_is_left_open(path: Path) -> None:
     text = path.read_text()
     assert not [word for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text]

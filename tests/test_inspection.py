@@ -60,8 +60,9 @@ def test_groups_sum_up_to_the_whole(tmp_path: Path) -> None:
     assert {row.key for row in rows["shard"]} == found.shards.keys()
     experts = [row for row in rows["module"] if row.key == "model.layers.#.mlp.experts.#.up_proj"]
     assert [row.tensors for row in experts] == [48 * 128]
-    expert = [row for row in rows["layer"] if row.key == "model.layers.#.mlp.experts.7.up_proj"]
-    assert [row.tensors for row in expert] == [48]
+    layers = [f"model.layers.{number}" for number in range(48)]
+    assert [row.key for row in rows["layer"]] == ["lm_head", "model.embed_tokens", *layers, "model.norm"]
+    assert {row.tensors for row in rows["layer"] if row.key in layers} == {128 * 3 + 9}
 
 
 # --- formats, heads, drafts --------------------------------------------------------------------------------
@@ -156,10 +157,10 @@ def test_the_one_expert_without_a_scale_is_named(tmp_path: Path) -> None:
     stray = {"model__layers__1__mlp__extra__weight_scale": torch.ones(4, 1)}
     config = llama_config(quantization_config={"quant_method": "fp8"})
     found = summary_of(checkpoint(tmp_path, llama(**experts, **scales, **stray), config))
-    assert [(finding.id, finding.tensor) for finding in found.warnings] == [
+    assert {(finding.id, finding.tensor) for finding in found.warnings if finding.id.startswith("names.")} == {
         ("names.weight-without-scale", "model.layers.0.mlp.experts.2.up_proj.weight"),
         ("names.scale-without-weight", "model.layers.1.mlp.extra.weight_scale"),
-    ]
+    }
 
 
 def _fp8() -> torch.Tensor:

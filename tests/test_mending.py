@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from ckptkit.checkpoint import INDEX, Checkpoint, open_checkpoint
 from ckptkit.errors import SOURCE, UserError
-from ckptkit.mending import is_whole, numbered, open_mended
+from ckptkit.mending import open_mended
+from ckptkit.numbering import is_whole, numbered
 from ckptkit.source import open_source
 
 FIRST, SECOND, THIRD = (f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
@@ -63,6 +64,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
     "a file by its old name": (
         lambda f: edit(f, lambda places: places.update(d="old.safetensors")), {"index.missing-shard", "index.stray-shard"}),
     "no index": (lambda f: (f / INDEX).unlink(), {"index.missing"}),
+    "an index of nothing": (lambda f: edit(f, lambda places: places.clear()), {"index.parse"}),
     "an index that is no JSON": (lambda f: (f / INDEX).write_text('{"weight_map": {'), {"index.parse"}),
     "an index that leaves the folder": (
         lambda f: edit(f, lambda places: places.update(d="../d.safetensors")), {"index.path"}),

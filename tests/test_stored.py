@@ -32,6 +32,10 @@ FORMATS: list[tuple[str, str, T, dict[str, T], int | None]] = [
     ("nvfp4", "weight", T("U8", (576, 512)), {"weight_scale": T("F8_E4M3", (576, 64)), "weight_scale_2": T("F32", ())}, None),
     ("mxfp4", "blocks", T("U8", (32, 576, 32, 16)), {"scales": T("U8", (32, 576, 32))}, None),
     ("gptq 4 bits", "qweight", T("I32", (128, 576)), {"scales": T("F16", (8, 576)), "g_idx": T("I32", (1024,))}, 4),
+    ("gptq 4 bits", "qweight", T("I32", (128, 576)), {"scales": T("F16", (8, 576))}, 4),
+    ("awq 4 bits", "qweight", T("I32", (1024, 72)), {"scales": T("F16", (8, 576)), "qzeros": T("I32", (8, 72))}, 4),
+    ("mxfp4", "weight", T("F4", (576, 1024)), {"weight_scale": T("F8_E8M0", (576, 32))}, None),
+    ("nvfp4", "weight", T("F4", (576, 1024)), {"weight_scale": T("F8_E4M3", (576, 64)), "weight_scale_2": T("F32", ())}, None),
     ("nf4", "weight", T("U8", (294912, 1)), {"absmax": T("F32", (9216,)), "quant_state.bitsandbytes__nf4": T("U8", (80,))}, None),
 ]  # fmt: skip
 
@@ -50,6 +54,46 @@ def test_formats_are_told_by_names_dtypes_and_shapes(
         for size in weight.shape:
             elements *= size
         assert elements * found.per_element == 576 * 1024 * stacked
+
+
+@pytest.mark.parametrize(
+    ("label", "weight", "scale", "block"),
+    [
+        ("fp8 channel", (256, 128), (256, 1), None),
+        ("fp8 group 128", (256, 128), (256, 1), (1, 128)),
+        ("fp8 channel", (256, 128), (256, 1), (1, 64)),
+        ("fp8 tensor", (64, 96), (1, 1), None),
+        ("fp8 block 128x128", (64, 96), (1, 1), (128, 128)),
+        ("fp8 tensor", (64, 96), (1,), (128, 128)),
+        ("fp8 tensor", (192, 96), (1, 1), (128, 128)),
+        ("fp8 block 128x128", (4, 192, 96), (4, 2, 1), (128, 128)),
+    ],
+)
+def test_a_declared_block_decides_where_the_shapes_leave_it_open(
+    label: str, weight: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None
+) -> None:
+    companions = {"weight_scale": T("F32", scale)}
+    assert stored_format("weight", T("F8_E4M3", weight), companions, None, block).label == label
+
+
+@pytest.mark.parametrize(
+    ("table", "block"),
+    [
+        ({"weight_block_size": [128, 64]}, (128, 64)),
+        ({"config_groups": {"g": {"targets": [], "weights": {"group_size": 32}}}}, (1, 32)),
+        (
+            {"config_groups": {"g": {"targets": [], "weights": {"group_size": 128, "block_structure": [64, 32]}}}},
+            (64, 32),
+        ),
+        ({"config_groups": {"g": {"targets": [], "weights": {"group_size": -1}}}}, None),
+        ({"config_groups": {"g": {"targets": [], "weights": {"block_structure": "128x128"}}}}, None),
+        ({"bits": 4}, None),
+    ],
+)
+def test_declared_blocks(table: dict[str, Any], block: tuple[int, int] | None) -> None:
+    found, _ = declared_quantization({"quantization_config": table})
+    assert found is not None
+    assert found.block("g") == block
 
 
 def test_a_quantized_weight_without_its_scale() -> None:

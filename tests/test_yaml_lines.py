@@ -34,6 +34,11 @@ def test_aliases_are_expanded_apart() -> None:
     assert data["c"] == {"b": [1]}
 
 
+def test_numbers_are_decimal_and_text_is_left() -> None:
+    data = parse("[0, 10, -7, 0.5, 1.5e+3, .5, '010', '1:30', 2x2, \"\\U0001F600\"]").data
+    assert data == [0, 10, -7, 0.5, 1500.0, 0.5, "010", "1:30", "2x2", "\U0001f600"]
+
+
 def test_an_empty_text_is_none() -> None:
     assert parse("").data is None
     assert parse("# only a comment\n").data is None
@@ -56,6 +61,14 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("a: b: c\n", 1),
         ("a: 1\n---\nb: 2\n", 2),
         ("a: *nowhere\n", 1),
+        ("b: 1\na: 010\n", 2),
+        ("a: 0x10\n", 1),
+        ("a: 0b11\n", 1),
+        ("a: 1:30\n", 1),
+        ("a: 1:30.5\n", 1),
+        ("a: 1_000\n", 1),
+        ('b: 1\na: "x\\ud800"\n', 2),
+        ('"x\\udfff": 1\n', 1),
         ("a: &x {b: 1}\nc: {<<: *x}\n", 2),
         ("a: 1\nb: !!python/object/apply:os.getcwd []\n", 2),
         ("a: !!set {x}\n", 1),

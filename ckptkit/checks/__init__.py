@@ -173,12 +173,15 @@ class Seen(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One look at a subject. ``unfit`` gives the reason why it cannot run on a subject, or None."""
+    """One look at a subject, a :class:`Subject` for those of ``verify``.
+
+    ``unfit`` gives the reason why it cannot run on a subject, or None.
+    """
 
     ids: tuple[str, ...]
     level: Level
-    run: Callable[[Subject], Seen]
-    unfit: Callable[[Subject], str | None] = lambda subject: None
+    run: Callable[[Any], Seen]
+    unfit: Callable[[Any], str | None] = lambda subject: None
 
 
 class Result(NamedTuple):
@@ -203,8 +206,8 @@ class Outcome(NamedTuple):
 
 # The modules that hold probes (PROBES) and pages (PAGES), by level; imported when they are needed.
 _HOMES = {
-    Level.STATIC: ("container", "index", "config", "quantization", "shapes", "names", "files", "recipe", "lint"),
-    Level.DATA: ("digests", "values"),
+    Level.STATIC: ("container", "index", "config", "quantization", "shapes", "names", "files", "settings", "recipe", "lint"),
+    Level.DATA: ("digests", "values", "tied"),
     Level.NUMERIC: ("numeric", "heads"),
 }
 
@@ -221,20 +224,27 @@ def _modules(level: Level) -> Iterator[ModuleType]:
 
 
 def pages() -> dict[str, Page]:
-    """Every check's page by id, sorted."""
+    """The page of every check of a checkpoint by id, sorted."""
     return {page.id: page for page in sorted(_pages(Level.SERVE))}
+
+
+def all_pages() -> dict[str, Page]:
+    """Every page by id, sorted: also those of checks on what is no checkpoint."""
+    from ..features.pages import PAGES
+
+    return {page.id: page for page in sorted([*_pages(Level.SERVE), *PAGES])}
 
 
 def _pages(level: Level) -> Iterator[Page]:
     return chain.from_iterable(module.PAGES for module in _modules(level))
 
 
-def pages_of(text: str) -> dict[str, Page]:
-    """The pages that an id, a family (``index``) or a glob (``config.quant-*``) names.
+def pages_of(text: str, known: Mapping[str, Page] | None = None) -> dict[str, Page]:
+    """The pages (those that are ``known``, or else of ``verify``) that an id, a family (``index``) or a glob names.
 
     Raises UserError (``usage.pattern-unmatched``) where there is none.
     """
-    known = pages()
+    known = pages() if known is None else known
     found = {id: page for id, page in known.items() if id.partition(".")[0] == text or fnmatchcase(id, text)}
     if not found:
         like = nearest(text, known)
@@ -245,9 +255,16 @@ def pages_of(text: str) -> dict[str, Page]:
 
 def run(subject: Subject, level: Level, wanted: Callable[[str], bool] = lambda id: True) -> Outcome:
     """Run every probe up to ``level`` that has an id that is ``wanted``; findings of other ids are dropped."""
+    return run_probes(subject, probes(level), _pages(level), wanted)
+
+
+def run_probes(
+    subject: Any, probes: Iterable[Probe], pages: Iterable[Page], wanted: Callable[[str], bool] = lambda id: True
+) -> Outcome:
+    """Run probes on what they are for. A finding without a hint gets the repair of its page."""
     outcome = Outcome([], [], {})
-    repairs = {page.id: page.repair.replace("\n", " ") for page in _pages(level)}
-    for probe in probes(level):
+    repairs = {page.id: page.repair.replace("\n", " ") for page in pages}
+    for probe in probes:
         ids = [id for id in probe.ids if wanted(id)]
         if not ids:
             continue

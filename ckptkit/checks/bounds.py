@@ -60,6 +60,23 @@ class Bound(NamedTuple):
     subnormal: float = 0.0
 
 
+EXACT = Bound(0.0)  # nothing may be off, not even the sign of a zero
+
+
+def same_numbers(made: Encoded, source: Encoded) -> bool:
+    """Whether both hold the same kind of numbers with the same kind of scales: nothing was to be rounded."""
+    return _kind(made) == _kind(source)
+
+
+def _kind(weight: Encoded) -> tuple[object, ...]:
+    numbers: object = weight.codes.dtype if weight.coding in {Coding.DENSE, Coding.FP8} else weight.bits
+    if weight.coding in {Coding.FP4, Coding.CODES}:
+        numbers = "E2M1"
+    scale = weight.scale and ("exponent" if weight.scale.dtype in _EXPONENTS else weight.scale.dtype)
+    block = weight.width, weight.height
+    return numbers, scale, block, weight.divides, weight.overall is None, weight.zero is None, weight.zero_bias
+
+
 def bound(made: Encoded, source: Encoded, arithmetic: str = "compat") -> Bound:
     """The bound for a weight made of ``source``. ``arithmetic`` is a recipe's: ``compat`` or ``float32``."""
     dtype = source.codes.dtype if source.coding is Coding.DENSE else "BF16"
@@ -70,7 +87,7 @@ def bound(made: Encoded, source: Encoded, arithmetic: str = "compat") -> Bound:
         case Coding.DENSE:
             out = made.codes.dtype
             return Bound(_LEAST.get(out, 0.0), ROUNDOFF[out] + given + _COMPARED)
-        case Coding.WORDS | Coding.INT8:
+        case Coding.WORDS | Coding.INT8 | Coding.GPTQ | Coding.AWQ:
             found, range = _integers(made, u, scale_u, given), 2.0 ** (made.bits - (made.zero is None))
         case _:
             found, range = _floats(made, scale_u), 448.0
@@ -86,7 +103,8 @@ def _integers(made: Encoded, u: float, scale_u: float, given: float) -> Bound:
         return Bound(step, high=limit - 1, end=max(step, end))
     step = half + _quotient_and_sum(u * limit) + noise
     end = half + _quotient_and_sum(scale_u * limit) + (2 * limit - 1) * (2 * scale_u + scale_u**2) + noise
-    return Bound(step, low=-limit, high=limit - 1, end=max(step, end))
+    low = -limit if made.coding is Coding.WORDS else 0.0
+    return Bound(step, low=low, high=low + 2 * limit - 1, end=max(step, end))
 
 
 def _quotient_and_sum(coarse: float) -> float:
@@ -94,9 +112,9 @@ def _quotient_and_sum(coarse: float) -> float:
 
 
 def _floats(made: Encoded, u: float) -> Bound:
-    mantissa, least, top = _FLOATS["F4" if made.coding is Coding.FP4 else made.codes.dtype]
+    mantissa, least, top = _FLOATS[made.codes.dtype if made.coding is Coding.FP8 else "F4"]
     exponents = made.scale is not None and made.scale.dtype in _EXPONENTS
-    nvfp4 = made.coding is Coding.FP4 and not exponents
+    nvfp4 = made.coding is not Coding.FP8 and not exponents
     u = ROUNDOFF["F32"] if exponents or nvfp4 else u
     relative = 2.0 ** -(mantissa + 1) + 2 * u + _COMPARED
     step = 2.0**least * (2.0 ** -(mantissa + 1) + u + _COMPARED)

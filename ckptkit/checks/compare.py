@@ -9,29 +9,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..closeness import Sums
-from ..decode import Encoded, spans
-from ..decode.numbers import Floats, to_float32
-from ..decode.rows import Unpacked, blocks, decode, unpack
-from ..execute.tasks import read_block
+from ..decode import Coding
+from ..decode.numbers import Floats, rounded
+from ..decode.rows import Unpacked, blocks, scaled
 from ..memory import keep_freed_memory
-from ..ops import Read
 from ..reading import PIECE
 from ..source import Range, Source
-from .bounds import Bound
-from .matching import Columns, Pair
+from .bounds import EXACT, Bound
+from .matching import Pair
+from .viewing import unpacked, values
 
 ELEMENTS = 1 << 18  # numbers compared at once: few enough for the processor's cache, many for one turn of Python
 PIECE_OF_PRODUCT = 1 << 12
 _E4M3_NORMAL = 2.0**-6
-TRANSPOSED = 512  # rows of a transposed weight read at once: each is a few bytes of every row of the source
+_LARGEST = float(np.finfo(np.float32).max)
+TURNED = 512  # rows of what lies transposed that are read at once: each is a few bytes of every row as stored
 
 
 class Worst(NamedTuple):
-    """The element that is furthest beyond its bound: how many times the bound it is off, and where it is."""
+    """The element that is furthest beyond its bound, where it is stored, and the source's tensor.
+
+    ``ratio``: how many times the bound it is off; where nothing may be off, by how much.
+    """
 
     ratio: float
     row: int
     column: int
+    source: str = ""
 
 
 class Measured(NamedTuple):
@@ -65,7 +69,7 @@ def first_difference(made: Source, mine: Range, source: Source, theirs: Range) -
 
 def rows_at_once(pair: Pair) -> int:
     """How many rows are compared at once."""
-    return TRANSPOSED if pair.columns else max(ELEMENTS // max(pair.made.cols, 1), 1)
+    return TURNED if pair.made.turned or pair.source.turned else max(ELEMENTS // max(pair.made.cols, 1), 1)
 
 
 def compare_rows(pair: Pair, made: Source, source: Source, bound: Bound, start: int, stop: int) -> Measured:
@@ -75,36 +79,55 @@ def compare_rows(pair: Pair, made: Source, source: Source, bound: Bound, start: 
     with np.errstate(all="ignore"):
         for at in range(start, stop, step):
             end = min(at + step, stop)
-            theirs = reference(pair, source, at, end)
-            mine = unpack(pair.made, at, end, read(pair.made, made, at, end))
-            found = found.plus(_measure(theirs, mine, bound, at))
+            theirs, mine = values(pair.source, source, at, end), unpacked(pair.made, made, at, end)
+            if bound == EXACT:
+                here = _equal(_as_made(theirs, pair), _scaled(mine), at)
+            else:
+                here = _measure(theirs, mine, bound, at)
+            found = found.plus(_located(here, pair))
     return found
 
 
-def read(weight: Encoded, source: Source, start: int, stop: int) -> dict[str, bytearray]:
-    """The bytes that rows [start, stop) need."""
-    return {role: _bytes(source, *span) for role, span in spans(weight, start, stop).items()}
+def _located(found: Measured, pair: Pair) -> Measured:
+    """With the worst element where it is stored."""
+    if found.worst is None:
+        return found
+    place = pair.made.place(found.worst.row, found.worst.column)
+    return found._replace(worst=Worst(found.worst.ratio, *place, pair.source.name))
 
 
-def _bytes(source: Source, file: str, start: int, stop: int) -> bytearray:
-    found = bytearray(stop - start)
-    source.read_into(file, start, memoryview(found))
-    return found
+# --- equal -------------------------------------------------------------------------------------------------
 
 
-def reference(pair: Pair, source: Source, start: int, stop: int) -> Floats:
-    """Rows [start, stop) of what the weight was made of, float32."""
-    if pair.columns is None:
-        return decode(pair.source, start, stop, read(pair.source, source, start, stop))
-    return _transposed(pair.source, pair.columns, source, start, stop)
+def _as_made(theirs: Floats, pair: Pair) -> Floats:
+    """The source's values as the weight can hold them: rounded to its dtype where it is dense."""
+    made, source = pair.made.stored, pair.source.stored
+    if made.coding is not Coding.DENSE or source.coding is Coding.DENSE:
+        return theirs
+    return rounded(theirs, made.codes.dtype)
 
 
-def _transposed(weight: Encoded, columns: Columns, source: Source, start: int, stop: int) -> Floats:
-    first, last = (columns.start + row * columns.step for row in (start, stop - 1))
-    block = read_block(source, weight.codes, Read(0, 0, weight.rows, first, last + 1))
-    flat = to_float32(np.frombuffer(block.data, np.uint8), weight.codes.dtype)
-    found: Floats = np.ascontiguousarray(flat.reshape(weight.rows, -1)[:, :: columns.step].T)
-    return found
+def _scaled(mine: Unpacked) -> Floats:
+    is_plain = mine.scale.shape == (1, 1) and mine.scale[0, 0] == 1
+    return mine.numbers if is_plain else scaled(mine)
+
+
+def _equal(theirs: Floats, mine: Floats, first: int) -> Measured:
+    """Nothing may differ, signs of zeros included; NaN is NaN. Rows are those from ``first`` on."""
+    unequal = theirs.view(np.uint32) != mine.view(np.uint32)
+    if unequal.any():
+        unequal &= ~(np.isnan(theirs) & np.isnan(mine))
+    at = np.flatnonzero(unequal)
+    d = theirs - mine
+    off = np.nan_to_num(np.abs(d.reshape(-1)[at]), nan=_LARGEST)
+    sums = _sums(theirs, d)._replace(beyond=len(at))
+    if not len(at):
+        return Measured(sums, theirs.size)
+    row, column = divmod(int(at[off.argmax()]), theirs.shape[1])
+    return Measured(sums, theirs.size, 0.0, Worst(float(off.max()), first + row, column))
+
+
+# --- within bounds -----------------------------------------------------------------------------------------
 
 
 def _measure(theirs: Floats, mine: Unpacked, bound: Bound, first: int) -> Measured:
@@ -113,6 +136,17 @@ def _measure(theirs: Floats, mine: Unpacked, bound: Bound, first: int) -> Measur
     for out, part, scale in _blocks(mine, d, mine.numbers):
         np.multiply(part, scale, out=out)
     np.subtract(theirs, d, out=d)
+    sums = _sums(theirs, d)
+    np.abs(d, out=d)
+    over, allowed = _over(d, mine, bound)
+    if not over.any():
+        return Measured(sums, theirs.size, allowed)
+    beyond, worst = _look_closer(d, mine, bound, np.flatnonzero(over), first)
+    return Measured(sums._replace(beyond=sums.odd + beyond), theirs.size, allowed, worst)
+
+
+def _sums(theirs: Floats, d: Floats) -> Sums:
+    """Of the source's values and what they are off. Both are overwritten where one is NaN or Inf."""
     dd, odd = _squares(d), 0
     if not math.isfinite(dd):
         whole = np.isfinite(theirs)
@@ -121,13 +155,8 @@ def _measure(theirs: Floats, mine: Unpacked, bound: Bound, first: int) -> Measur
         theirs[~whole] = d[~whole] = 0
         dd = _squares(d)
     aa, ad = _squares(theirs), _product(theirs, d)
-    np.abs(d, out=d)
-    sums = Sums(float(d.max(initial=0)), odd, odd, dd, aa, max(aa - 2 * ad + dd, 0.0), aa - ad)
-    over, allowed = _over(d, mine, bound)
-    if not over.any():
-        return Measured(sums, theirs.size, allowed)
-    beyond, worst = _look_closer(d, mine, bound, np.flatnonzero(over), first)
-    return Measured(sums._replace(beyond=odd + beyond), theirs.size, allowed, worst)
+    largest = float(max(d.max(initial=0), -d.min(initial=0)))
+    return Sums(largest, odd, odd, dd, aa, max(aa - 2 * ad + dd, 0.0), aa - ad)
 
 
 def _product(x: Floats, y: Floats) -> float:

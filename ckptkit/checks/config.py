@@ -84,7 +84,7 @@ def _dtype(subject: Subject) -> Seen:
 # --- head and embedding ------------------------------------------------------------------------------------
 
 
-def _pair(subject: Subject) -> tuple[Module | None, str | None, Module | None]:
+def tied_pair(subject: Subject) -> tuple[Module | None, str | None, Module | None]:
     """The token embedding, the name of the head that it can feed, and that head if it is stored."""
     modules = {module.name: module for module in subject.survey.modules}
     name = embedding_of((f"{module}.weight" for module in modules), subject.config)
@@ -93,7 +93,7 @@ def _pair(subject: Subject) -> tuple[Module | None, str | None, Module | None]:
 
 
 def _tie(subject: Subject) -> Seen:
-    embedding, name, head = _pair(subject)
+    embedding, name, head = tied_pair(subject)
     if embedding is None or name is None:
         return Seen((), 0)
     tied = is_tied(subject.config)
@@ -129,7 +129,7 @@ def _rows(module: Module) -> int:
 
 
 def _vocabulary(subject: Subject) -> Seen:
-    embedding, _, head = _pair(subject)
+    embedding, _, head = tied_pair(subject)
     if embedding is None:
         return Seen((), 0)
     rows = _rows(embedding)

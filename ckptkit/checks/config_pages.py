@@ -56,7 +56,8 @@ PAGES = (
         "head, the head is whatever it was initialised with: fluent nonsense, or a load error. With the tie, a stored "
         "head is ignored by some engines and loaded by others; where it differs from the embedding in dtype, shape or "
         "format (a quantized head, above all) engines compute different things or fail to load it, so that is an "
-        "error. The same bytes twice are a warning. Where the config does not say, the model type's default counts.",
+        "error. One of the same dtype and shape is a warning: data.tie compares the bytes. Where the config does not say, "
+        "the model type's default counts.",
         '"tie_word_embeddings": true beside lm_head.weight_packed',
         '"tie_word_embeddings": false in config.json, at the top level and in text_config, where the stored head is '
         "meant; ckptkit reshard SRC OUT --drop lm_head.weight where it is not.",

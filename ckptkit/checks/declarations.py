@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import parse_json
 from ..errors import Finding, UserError
+from ..names import unwrapped
 from ..planners.existing import DECLARATIONS
-from ..planners.generalise import unwrapped
+from ..regexes import compiled
 from . import Subject
 
 CT, MODELOPT, GPTQ, AWQ, FP8, MXFP4 = "compressed-tensors", "modelopt", "gptq", "awq", "fp8", "mxfp4"
@@ -123,6 +124,6 @@ def excluded(entries: tuple[str, ...]) -> Excluded:
 
 def _regex(text: str) -> re.Pattern[str] | None:
     try:
-        return re.compile(text)
+        return compiled(text)
     except re.error:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checkpoint import SUFFIX
@@ -16,15 +17,23 @@ if TYPE_CHECKING:
     from .looking import Looked, SpanSeen
 
 ID = "data.digest"
+UNRECORDED = "no digest is recorded"  # how the reason begins why it could not run
 
 
 def _digests(subject: Subject) -> Seen:
     looked = subject.looked
-    findings = list(fold(finding for seen in looked.spans for finding in _of_span(seen, subject)))
+    findings = [*_unreadable(looked.recorded)]
+    findings += fold(finding for seen in looked.spans for finding in _of_span(seen, subject))
     findings += fold(_gone(subject, looked.recorded)) if subject.sample.of == 1 else ()
     checked = sum(seen.compared for seen in looked.spans)
     reason = _not_run(subject, looked)
     return Seen(findings, checked, partly={ID: reason} if reason else {})
+
+
+def _unreadable(known: Recorded) -> Iterator[Finding]:
+    """A record that cannot be read proves nothing, and may have been damaged with what it is of."""
+    for finding in known.unreadable:
+        yield replace(finding, id=ID, message=f"{finding.message}: nothing can be compared with it")
 
 
 def _of_span(seen: SpanSeen, subject: Subject) -> Iterator[Finding]:
@@ -65,7 +74,7 @@ def _not_run(subject: Subject, looked: Looked) -> str | None:
     bare = [name for name, header in shards.items() if name not in known.files and not _covers(known, name, header)]
     if not bare:
         return None
-    return f"no digest is recorded of {len(bare):,} of {len(shards):,} shards ({bare[0]}): ckptkit hash {_uri(subject)}"
+    return f"{UNRECORDED} of {len(bare):,} of {len(shards):,} shards ({bare[0]}): ckptkit hash {_uri(subject)}"
 
 
 def _covers(known: Recorded, shard: str, header: Header) -> bool:
@@ -90,8 +99,9 @@ PAGES = (
         "computes with what it finds. Compared are the tensors' digests in ckptkit.digests.json and ckptkit.json, "
         "and the whole files' in SHA256SUMS, the Hub's cache and beside its downloads. A tensor's finding names the "
         "tensor; a file's is given where no tensor explains it. What is not as recorded gives no finding about its "
-        "values besides. A change of a file beside the shards is a warning. A "
-        "shard of which no digest is recorded is not run, never passed.",
+        "values besides. A change of a file beside the shards is a warning. "
+        "A record that cannot be read is an error. A shard of which no digest is recorded is skipped, never passed: that "
+        "is no failure unless this check is asked for by name, or with --strict.",
         "One bit of model.layers.3.mlp.up_proj.weight flipped on disk: the model still loads and answers.",
         "Fetch the file again (hf download … --force-download) or make it again. If the change is meant, record it:\n"
         "ckptkit hash ./model --per-tensor --overwrite",

@@ -18,11 +18,12 @@ import numpy as np
 
 from ..decode import Encoded
 from ..decode.numbers import Floats
-from ..decode.rows import decode, unpack
+from ..decode.rows import decode
 from ..source import Source
 from .bounds import Bound
-from .compare import limits, read, reference
+from .compare import limits
 from .matching import Pair
+from .viewing import read, unpacked, values
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -87,8 +88,8 @@ def agreements(
     seen: Seen | None = None
     for start in range(0, pair.made.rows, ROWS):
         stop = min(start + ROWS, pair.made.rows)
-        theirs = states @ reference(pair, source, start, stop).T
-        mine = states @ decode(pair.made, start, stop, read(pair.made, made, start, stop)).T
+        theirs = states @ values(pair.source, source, start, stop).T
+        mine = states @ values(pair.made, made, start, stop).T
         seen = _seen(start, theirs, mine) if seen is None else _both(seen, _seen(start, theirs, mine))
     assert seen is not None
     explained = _explained(seen, states, lambda token: _row_limits(pair, made, bound, token))
@@ -102,7 +103,7 @@ def agreements(
 
 def _row_limits(pair: Pair, made: Source, bound: Bound, row: int) -> Floats:
     """How far each number of a row may be off."""
-    found: Floats = limits(unpack(pair.made, row, row + 1, read(pair.made, made, row, row + 1)), bound)[0]
+    found: Floats = limits(unpacked(pair.made, made, row, row + 1), bound)[0]
     return found
 
 

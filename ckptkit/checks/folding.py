@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -18,18 +18,22 @@ _NUMBER = re.compile(r"\d+")
 def fold(findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings, those of one id whose subjects differ in numbers only as one, unless they are :data:`FEW`.
 
-    That one is the first of them; its data has ``count`` and some ``examples``.
+    That one is the first of them; its data has ``count`` and some ``examples``. Of many only the examples are kept.
     """
     alike: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
+    counts: Counter[tuple[str, str, str]] = Counter()
     for finding in findings:
-        alike[finding.id, finding.severity, _NUMBER.sub("#", _subject(finding))].append(finding)
-    for group in alike.values():
-        if len(group) <= FEW:
+        kind = finding.id, finding.severity, _NUMBER.sub("#", _subject(finding))
+        counts[kind] += 1
+        if counts[kind] <= EXAMPLES:
+            alike[kind].append(finding)
+    for kind, group in alike.items():
+        if counts[kind] <= FEW:
             yield from group
         else:
-            examples = [_subject(finding) for finding in group[:EXAMPLES]]
-            message = f"{group[0].message} (and {len(group) - 1:,} more like it)"
-            data = {**group[0].data, "count": len(group), "examples": examples}
+            examples = [_subject(finding) for finding in group]
+            message = f"{group[0].message} (and {counts[kind] - 1:,} more like it)"
+            data = {**group[0].data, "count": counts[kind], "examples": examples}
             yield replace(group[0], message=message, data=data)
 
 

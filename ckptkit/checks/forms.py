@@ -62,6 +62,8 @@ MXFP8 = Form("mxfp8", FP8, E8M0, 1, 32)
 NVFP4 = Form("nvfp4", _U8 | {"F4"}, frozenset({"F8_E4M3"}), 2, 16, _GLOBAL)
 MXFP4 = Form("mxfp4", _U8 | {"F4"}, E8M0, 2, 32)
 DEEPSEEK_FP4 = Form("fp4", _I8, E8M0, 2, 32)
+NVFP4_CODES = NVFP4._replace(name="nvfp4 codes", per_element=1)
+MXFP4_CODES = MXFP4._replace(name="mxfp4 codes", per_element=1)
 BLOCKS = Form("blocks", _U8, E8M0, 2, 32)
 GPTQ = Form("gptq", _I32, FLOATS, None)
 AWQ = Form("awq", _I32, FLOATS, None)
@@ -69,8 +71,10 @@ AWQ = Form("awq", _I32, FLOATS, None)
 
 def form_of(weight: Weight) -> Form | None:
     """The form of a weight; None for a dense one and for formats that are not known here."""
-    if not weight.quantized or weight.parts.keys() & _BITSANDBYTES:
+    if not weight.quantized or weight.parts.keys() & _BITSANDBYTES or weight.part == "codes":
         return None
+    if weight.part == "weight_codes":
+        return NVFP4_CODES if weight.scale is not None and weight.scale.dtype == "F8_E4M3" else MXFP4_CODES
     dtype, scale = weight.ref.dtype, weight.scale
     scale_dtype = scale.dtype if scale is not None else ""
     if weight.part == "blocks":

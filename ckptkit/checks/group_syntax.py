@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import Finding
+from ..regexes import compiled
 from ..schemes import COMPRESSED_TENSORS_VERSION, PARTS, QuantArgs, presets
 from ..survey import Survey
 from .declarations import CONFIG
@@ -92,9 +93,9 @@ def _group(name: str, group: Any) -> Iterator[tuple[str, str]]:
 
 def _pattern(key: str, text: Any) -> Iterator[tuple[str, str]]:
     try:
-        re.compile(text.removeprefix("re:") if isinstance(text, str) and text.startswith("re:") else "")
+        compiled(text.removeprefix("re:") if isinstance(text, str) and text.startswith("re:") else "")
     except (re.error, OverflowError, RecursionError) as error:
-        yield key, f"has {text!r}, no valid regex: {error}"
+        yield key, f"has {text!r}, no usable regex: {error}"
 
 
 def _arguments(given: Any) -> Iterator[tuple[str, str]]:

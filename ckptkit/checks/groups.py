@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from ..consumers import LINEAR_CLASS, Declared, by_compressed_tensors, by_vllm, matches
 from ..families import LINEAR_LIKE, Kind
-from ..names import uniform
+from ..names import template_of, uniform, unwrapped
 from ..plan import Ref
-from ..planners.generalise import template_of, unwrapped
 from ..planners.quant_config import TORCH_CLASSES, VLLM_CLASSES
 from ..schemes import presets
 from ..stored import Quantization

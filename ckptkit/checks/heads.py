@@ -26,7 +26,7 @@ _CENTERED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next",
 
 
 def _heads(subject: Subject) -> list[Pair]:
-    """The heads that were converted."""
+    """The heads that were converted, but for those that lie transposed in one of the two."""
     if subject.against is None:
         return []
     classify = classifier(subject.config)
@@ -34,6 +34,7 @@ def _heads(subject: Subject) -> list[Pair]:
         pair
         for pair in subject.matched.pairs
         if classify(f"{split_name(pair.made.name)[0]}.weight", (1, 1)) is Kind.HEAD
+        and not (pair.made.turned or pair.source.turned)
     ]
 
 
@@ -49,16 +50,19 @@ def _fidelity(subject: Subject) -> Seen:
 
 
 def _agreements(pair: Pair, subject: Subject) -> Mapping[str, Agreement]:
+    import numpy as np
+
     from .fidelity import agreements, as_long, noise, normalized, picked
 
     assert subject.against is not None
     source = subject.against.source
-    embedding, norm = _embedding(subject.against), _final_norm(subject.against, pair.source.cols)
+    embedding, norm = _embedding(subject.against), final_norm(subject.against, pair.source.cols)
+    norm = np.ones(pair.source.cols, np.float32) if norm is None else norm
     kinds = {"noise": noise(norm)}
-    kinds["rows"] = as_long(picked(pair.source, source, "rows"), kinds["noise"])
+    kinds["rows"] = as_long(picked(pair.source.stored, source, "rows"), kinds["noise"])
     if embedding is not None and embedding.cols == pair.source.cols:
         kinds["embeddings"] = normalized(picked(embedding, source, "embeddings"), norm)
-    limit = bound(pair.made, pair.source, arithmetic_of(subject.manifest))
+    limit = bound(pair.made.stored, pair.source.stored, arithmetic_of(subject.manifest))
     return agreements(pair, subject.checkpoint.source, source, limit, kinds)
 
 
@@ -69,18 +73,18 @@ def _embedding(source: Checkpoint) -> Encoded | None:
     return dense(ref) if ref is not None and ref.dtype in FLOATS else None
 
 
-def _final_norm(source: Checkpoint, width: int) -> Floats:
-    """The weight of the norm before the head, ones where none is found under a known name."""
+def final_norm(source: Checkpoint, width: int) -> Floats | None:
+    """What the norm before the head multiplies by, float32 [width]; None where it is not found under a known name."""
     import numpy as np
 
     from ..decode.rows import decode
-    from .compare import read
+    from .viewing import read
 
     parent = (embedding_of(source.tensors, source.config) or "").rpartition(".")[0]
     names = (f"{parent}.{name}.weight".lstrip(".") for name in _NORMS)
     ref = next((ref for name in names if (ref := source.tensors.get(name)) and ref.shape == (width,)), None)
     if ref is None or ref.dtype not in FLOATS:
-        return np.ones(width, np.float32)
+        return None
     weight = dense(ref)
     norm: Floats = decode(weight, 0, 1, read(weight, source.source, 0, 1))[0]
     centered = config_value(source.config, "model_type") in _CENTERED
@@ -95,7 +99,7 @@ def _finding(pair: Pair, kind: str, found: Agreement) -> Finding:
         f" with the source's head, by more than rounding explains; token {after:,} for {before:,}, say"
     )
     data = {"kind": kind, **found._asdict()}
-    return Finding("numeric.head", message, file=pair.made.codes.file, tensor=pair.made.name, data=data)
+    return Finding("numeric.head", message, file=pair.made.stored.codes.file, tensor=pair.made.name, data=data)
 
 
 def _unfit(subject: Subject) -> str | None:

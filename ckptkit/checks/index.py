@@ -195,9 +195,10 @@ PAGES = (
         "A .safetensors file that is no part of the checkpoint",
         "The index does not name it, or it lies beside model.safetensors without an index. Engines that load every "
         f".safetensors file load it too. An error where it is called {_LONE} and an index is there: transformers "
-        "prefers the single file to the index and so loads a stale model.",
+        "prefers the single file to the index and so loads a stale model. An error too where its number makes it one of "
+        "the shards that the index names: what lies in it (often the head) is missing for whoever goes by the index.",
         "model.safetensors from before the checkpoint was split, beside the index and the new shards",
-        "Remove it from the folder.",
+        "Remove it from the folder. One of the shards: ckptkit reshard SRC OUT writes an index that names it.",
     ),
     Page(
         "index.total-size",

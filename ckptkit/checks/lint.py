@@ -24,7 +24,8 @@ from packaging.version import InvalidVersion, Version
 from ..errors import Finding, UserError, fail
 from ..patterns import nearest
 from . import Level, Page, Probe, Seen, Subject
-from .predicates import PREDICATES, Hit
+from .hits import Hit
+from .predicates import PREDICATES
 
 ENGINES = ("sglang", "vllm", "transformers", "llama.cpp")
 
@@ -75,7 +76,7 @@ class Chosen(NamedTuple):
 @cache
 def engine(name: str) -> Engine:
     """The engine ``name``, one of :data:`ENGINES`, from its file."""
-    table = yaml.load((files("ckptkit") / "data" / "engines" / f"{name}.yaml").read_text(), _LOADER)
+    table = yaml.load((files("ckptkit") / "data" / "engines" / f"{name}.yaml").read_text("utf-8"), _LOADER)
     rules = tuple(_rule(entry) for entry in table.pop("rules"))
     versions, newest = SpecifierSet(table.pop("versions")), Version(str(table.pop("newest")))
     return Engine(name=name, versions=versions, newest=newest, rules=rules, **_tuples(table))

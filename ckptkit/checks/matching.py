@@ -1,47 +1,39 @@
 """Which tensors of the source a checkpoint's tensors were made of, told by names, shapes and what is known of families.
 
-A weight's source has its name; or it is the embedding, where the source has no head of its own; or a slice of a
-tensor of stacked experts. Names that ``ckptkit reshard`` changed are followed by the rules in its manifest.
+A weight's source has its name; or it is the embedding, where the source has no head of its own; or one of the two is a
+piece of stacked experts. Names that ``ckptkit reshard`` changed are followed by the rules in its manifest.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..consumers import LINEAR_CLASS, by_compressed_tensors
 from ..decode import Encoded, dense, encoded
 from ..errors import Finding, UserError
-from ..families import Piece, embedding_of, expert_projections, head_of, is_tied
-from ..header import DTYPE_BITS, FLOATS
+from ..families import embedding_of, head_of, is_tied
+from ..header import FLOATS
 from ..plan import Ref
+from ..planners.declarations import Packing, declarations, packing_of
 from ..renaming import rename, rename_rule
-from ..stored import COMPANIONS, WEIGHTS, Quantization, declared_quantization, split_name
+from ..stored import COMPANIONS, WEIGHTS, split_name
 from . import Subject
-
-Parts = Mapping[str, Ref]
-BARE = ""  # the part that a tensor is which has no name of a part: a bias, stacked experts
+from .bounds import same_numbers
+from .stacked import BARE, Held, Parts, expanded, stated
+from .views import View, check_readable, column, linear, same_module, whole
 
 # Scales of the attention's cache, which a calibration adds to a checkpoint.
 _CALIBRATED = re.compile(r"\.(?:[qkv]|kv_cache|k_cache|v_cache)_(?:scale|zero_point)$")
 
 
-class Columns(NamedTuple):
-    """Which columns of the source's matrix are the rows of the weight: every ``step``-th from ``start`` on."""
-
-    start: int
-    step: int
-
-
 class Pair(NamedTuple):
-    """A weight that was converted: as made, and as its source stores it, or ``columns`` of that transposed."""
+    """A weight, or a matrix of it, as it was made and as its source has it."""
 
-    made: Encoded
-    source: Encoded
-    columns: Columns | None = None
+    made: View
+    source: View
 
 
 class Copy(NamedTuple):
@@ -61,16 +53,18 @@ class Matched(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The tensors of a checkpoint by module and part, and what its config declares of them.
+    """The tensors of a checkpoint by module and part, and what it declares of them.
 
-    ``embedding`` is the token embedding's module, ``head`` that of the head which it can feed.
+    ``embedding`` is the token embedding's module, ``head`` that of the head which it can feed. ``unscaled``: FP8
+    without a scale is as it is.
     """
 
     modules: Mapping[str, Parts]
     config: Mapping[str, Any]
-    quantization: Quantization | None
+    packing: Callable[[str], Packing]
     embedding: str | None
     head: str | None
+    unscaled: bool = False
 
 
 def match(subject: Subject) -> Matched:
@@ -78,22 +72,22 @@ def match(subject: Subject) -> Matched:
     assert subject.against is not None
     manifest = subject.manifest or {}
     made, source = _side(subject.checkpoint, {}), _side(subject.against, _renamed(subject.against, manifest))
-    slices = dict(_slices(made, source, manifest))
+    source = source._replace(unscaled=_settings(manifest).get("missing_scale") == "one")
+    known = stated(made.config, source.config, manifest)
+    mine, theirs = (expanded(a.modules, b.modules, known) for a, b in ((made, source), (source, made)))
     matched = Matched([], [], [], {})
     used: set[str] = set()
-    for module, parts in made.modules.items():
-        if module in slices:
-            used.add(module)
-            _add_slice(matched, parts, slices[module], made, module)
-            continue
-        origin = module if module in source.modules else source.embedding if module == source.head else None
+    for name, held in mine.items():
+        origin = name if name in theirs else source.embedding if name == source.head else None
         if origin is None:
-            matched.findings.extend(_unknown(ref) for ref in parts.values() if not _CALIBRATED.search(ref.name))
+            matched.findings.extend(_unknown(ref) for ref in _refs(name, held) if not _CALIBRATED.search(ref.name))
             continue
         used.add(origin)
-        _add(matched, parts, source.modules[origin], made, source, module, origin)
-    matched.findings.extend(_lost(made, source, slices, used, manifest))
-    return matched
+        _add(matched, held, theirs[origin], made, source)
+    for name, held in theirs.items():
+        if name not in used and not (name == source.head and is_tied(made.config)):
+            matched.findings.extend(map(_left_behind, _refs(name, held)))
+    return matched._replace(findings=list(_not_dropped(matched.findings, manifest.get("dropped") or {})))
 
 
 def _side(checkpoint: Checkpoint, names: Mapping[str, str]) -> Side:
@@ -107,7 +101,15 @@ def _side(checkpoint: Checkpoint, names: Mapping[str, str]) -> Side:
             modules[name][BARE] = ref
     config = checkpoint.config or {}
     embedding = embedding_of((f"{name}.weight" for name, parts in modules.items() if BARE not in parts), config)
-    return Side(modules, config, declared_quantization(config)[0], embedding, embedding and head_of(embedding))
+    return Side(modules, config, _packing(checkpoint), embedding, embedding and head_of(embedding))
+
+
+def _packing(checkpoint: Checkpoint) -> Callable[[str], Packing]:
+    """What the config declares of a module; nothing where it cannot be read, which other checks tell."""
+    try:
+        return packing_of(declarations(checkpoint))
+    except UserError:
+        return lambda module: Packing()
 
 
 def _renamed(against: Checkpoint, manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -119,27 +121,54 @@ def _renamed(against: Checkpoint, manifest: Mapping[str, Any]) -> dict[str, str]
     return {}
 
 
+def _settings(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = manifest.get("settings")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _refs(name: str, held: Held) -> Iterator[Ref]:
+    """The tensors of a module; the stack's, with the module's name, for a piece of one."""
+    if held.piece is None:
+        yield from held.parts.values()
+    elif held.last is not None:
+        ref = held.parts[held.last]
+        yield ref._replace(name=f"{ref.name} ({name})")
+
+
+def _not_dropped(findings: Iterable[Finding], dropped: Mapping[str, Any]) -> Iterator[Finding]:
+    """Without tensors of the source that a manifest says were dropped."""
+    return (finding for finding in findings if not (finding.tensor in dropped and "source_file" in finding.data))
+
+
 # --- one weight --------------------------------------------------------------------------------------------
 
 
-def _add(
-    matched: Matched, parts: Parts, origin: Parts, made: Side, source: Side, module: str, origin_name: str
-) -> None:
-    """Match the parts of a module with those of its source: copies, or a conversion of the weight."""
-    mine, theirs = _weight_part(parts), _weight_part(origin)
-    same = mine == theirs and (mine is None or _alike(parts[mine], origin[mine or BARE]))
-    if same or mine is None or theirs is None:
-        _add_copies(matched, parts, origin)
+def _add(matched: Matched, mine: Held, theirs: Held, made: Side, source: Side) -> None:
+    """Match a module with its source: copies of its parts, or a conversion of the weight."""
+    if mine.piece is None and theirs.piece is None and _is_copied(mine, theirs):
+        _add_copies(matched, mine.parts, theirs.parts)
+        return
+    if mine.last is None or theirs.last is None:
+        matched.findings.extend(map(_unknown, mine.parts.values()))
         return
     try:
-        before = _encoded(origin, theirs, source, origin_name)
-        matched.pairs.append(Pair(_encoded(parts, mine, made, module, before.cols), before))
+        pairs = list(_pairs(mine, theirs, made, source))
     except UserError as error:
-        matched.unreadable[module] = str(error)
+        matched.unreadable[mine.module] = str(error)
         return
-    if (mismatch := _mismatch(matched.pairs[-1])) is not None:
-        matched.pairs.pop()
-        matched.findings.append(mismatch)
+    unlike = next((pair for pair in pairs if pair.made.shape != pair.source.shape), None)
+    if unlike is not None:
+        matched.findings.append(_mismatch(unlike))
+        return
+    matched.pairs.extend(pairs)
+    if mine.piece is None and theirs.piece is None and same_numbers(pairs[0].made.stored, pairs[0].source.stored):
+        _add_copies(matched, _others(mine, pairs[0].made, theirs), _others(theirs, pairs[0].source, mine))
+
+
+def _is_copied(mine: Held, theirs: Held) -> bool:
+    if mine.last is None or theirs.last is None:
+        return True
+    return mine.last == theirs.last and _alike(mine.parts[mine.last], theirs.parts[theirs.last])
 
 
 def _add_copies(matched: Matched, parts: Parts, origin: Parts) -> None:
@@ -149,74 +178,65 @@ def _add_copies(matched: Matched, parts: Parts, origin: Parts) -> None:
         elif _alike(ref, origin[part]):
             matched.copies.append(Copy(ref, origin[part]))
         elif ref.dtype in FLOATS and origin[part].dtype in FLOATS and ref.shape == origin[part].shape:
-            matched.pairs.append(Pair(dense(ref), dense(origin[part])))
+            matched.pairs.append(Pair(whole(dense(ref)), whole(dense(origin[part]))))
         else:
             matched.findings.append(_misshapen(ref, origin[part]))
-    matched.findings.extend(_left_behind(origin[part]) for part in origin.keys() - parts.keys())
-
-
-def _add_slice(matched: Matched, parts: Parts, slice: _Slice, made: Side, module: str) -> None:
-    """Match what was made of one expert's projection, or its bias, with its place in the stacked tensor."""
-    ref, piece = slice
-    part = _weight_part(parts)
-    if part is None:
-        matched.findings.extend(_unknown(found) for found in parts.values())
-        return
-    whole = dense(ref)
-    try:
-        found = _encoded(parts, part, made, module, piece.shape[-1])
-    except UserError as error:
-        matched.unreadable[module] = str(error)
-        return
-    if piece.kind == "bias":
-        found = found._replace(rows=found.cols, cols=found.rows)  # as the columns of a row are, transposed
-    if (found.rows, found.cols) != (*piece.shape, 1)[:2]:
-        matched.findings.append(_misshapen(parts[part], ref._replace(shape=piece.shape)))
-    elif piece.columns is None and _alike(parts[part], ref._replace(shape=piece.shape)):
-        matched.copies.append(Copy(parts[part], ref))
-    else:
-        columns = None if piece.columns is None else Columns(piece.columns.start, piece.columns.step)
-        matched.pairs.append(Pair(found, whole, columns))
-
-
-def _weight_part(parts: Parts) -> str | None:
-    """Which part holds the numbers; None for companions without a weight."""
-    return next((part for part in ("weight", "weight_packed", "blocks", "qweight", BARE) if part in parts), None)
+    matched.findings.extend(_left_behind(ref) for part, ref in origin.items() if part not in parts)
 
 
 def _alike(a: Ref, b: Ref) -> bool:
     return (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def _encoded(parts: Parts, part: str, side: Side, module: str, cols: int = 0) -> Encoded:
-    if part == BARE and parts[part].dtype in FLOATS:
-        return dense(parts[part])
-    bits, block = _declared(side.quantization, module)
-    weight = parts[part]
-    words = weight.shape[-1] if part == "weight_packed" and weight.dtype == "I32" and weight.shape else 0
+def _others(held: Held, view: View, other: Held) -> Parts:
+    """Parts that decoding does not read; a shape, which the tensors show too, only if both have it."""
+    read = {ref.name for ref in view.stored.parts.values()}
+    kept = (item for item in held.parts.items() if item[0] != "weight_shape" or "weight_shape" in other.parts)
+    return {part: ref for part, ref in kept if ref.name not in read}
+
+
+def _pairs(mine: Held, theirs: Held, made: Side, source: Side) -> Iterator[Pair]:
+    """The weight's matrices with those of its source. Raises UserError where one cannot be decoded."""
+    before = _encoded(theirs, source, _width(mine))
+    if mine.piece is None and theirs.piece is None:
+        views = same_module(_encoded(mine, made, linear(before).cols), before)
+    else:
+        second = _view(theirs, before, mine)
+        views = [(_view(mine, _encoded(mine, made, second.cols), theirs), second)]
+    for view, other in views:
+        check_readable(view, other)
+        yield Pair(view, other)
+
+
+def _width(held: Held) -> int:
+    """Columns of a dense weight; 0 where they are not known."""
+    ref = held.parts[held.last or BARE]
+    return ref.shape[-1] if held.piece is None and ref.dtype in FLOATS and ref.shape else 0
+
+
+def _view(held: Held, stored: Encoded, other: Held) -> View:
+    """A piece of a stack, or what is such a piece in the ``other``."""
+    if held.piece is not None:
+        return held.piece.view(stored)
+    return column(stored) if other.piece is not None and other.piece.is_bias else linear(stored)
+
+
+def _encoded(held: Held, side: Side, cols: int = 0) -> Encoded:
+    """How a weight is stored; ``cols`` are its columns, if those of a packed one may be as many."""
+    last, parts = held.last or "weight", held.parts
+    if held.last == BARE:
+        parts = {**parts, "weight": parts[BARE]}
+    weight, packing = parts[last], side.packing(held.module)
+    bits = packing.bits
+    words = weight.shape[-1] if last == "weight_packed" and weight.dtype == "I32" and weight.shape else 0
     fits = cols if bits and words and -(-cols * bits // 32) == words else 0
-    return encoded(part, parts, bits, block, fits)
+    return encoded(last, parts, bits, packing.block, fits, packing.gptq, side.unscaled)
 
 
-def _declared(quantization: Quantization | None, module: str) -> tuple[int | None, Sequence[int] | None]:
-    """Bits of packed numbers and sizes of blocks, as the config gives them for a module."""
-    if quantization is None:
-        return None, None
-    group = None
-    if quantization.declared is not None:
-        groups = dict.fromkeys(name for name, _ in quantization.declared.targets)
-        group = next(iter(groups)) if len(groups) == 1 else None
-        group = group or by_compressed_tensors(quantization.declared, module, LINEAR_CLASS)
-    block = quantization.weights(group).get("block_structure") or quantization.table.get("weight_block_size")
-    return quantization.bits(group), block if isinstance(block, list) else None
-
-
-def _mismatch(pair: Pair) -> Finding | None:
-    made, source = pair.made, pair.source
-    if (made.rows, made.cols) == (source.rows, source.cols):
-        return None
-    message = f"{made.name} holds [{made.rows}, {made.cols}], its source {source.name} [{source.rows}, {source.cols}]"
-    return Finding("numeric.shape", message, file=made.codes.file, tensor=made.name)
+def _mismatch(pair: Pair) -> Finding:
+    made, source = pair
+    message = f"{made.name} holds {list(made.shape)}, its source {source.name} {list(source.shape)}"
+    return Finding("numeric.shape", message, file=made.stored.codes.file, tensor=made.name)
 
 
 def _misshapen(ref: Ref, source: Ref) -> Finding:
@@ -234,75 +254,3 @@ def _unknown(ref: Ref) -> Finding:
 def _left_behind(ref: Ref) -> Finding:
     message = f"{ref.name} of the source has no counterpart"
     return Finding("numeric.missing", message, tensor=ref.name, data={"source_file": ref.file})
-
-
-# --- stacked experts ---------------------------------------------------------------------------------------
-
-
-class _Slice(NamedTuple):
-    """A part of a stacked tensor: its bytes, and what it is of them."""
-
-    ref: Ref
-    piece: Piece
-
-
-def _slices(made: Side, source: Side, manifest: Mapping[str, Any]) -> Iterator[tuple[str, _Slice]]:
-    """Projections and biases of single experts, by the names under which the checkpoint would have them."""
-    layouts = _layouts(manifest)
-    for module, parts in source.modules.items():
-        ref = parts.get(BARE) or parts.get("weight")
-        if ref is None or ref.dtype not in FLOATS or module in made.modules or len(ref.shape) not in {2, 3}:
-            continue
-        for piece in _pieces(module, ref, layouts, made, source.config):
-            size, (first, last) = DTYPE_BITS[ref.dtype] // 8, piece.span
-            part = Ref(
-                ref.file, ref.name, ref.dtype, piece.view, ref.start + first * size, ref.start + last * size, piece.span
-            )
-            yield (piece.module if piece.kind == "weight" else f"{piece.module}.bias"), _Slice(part, piece)
-
-
-def _layouts(manifest: Mapping[str, Any]) -> Sequence[str]:
-    """How the recipe said that stacked experts lie, or both ways that there are."""
-    match manifest:
-        case {"settings": {"recipe": {"recipe": {"groups": dict() as groups}}}}:
-            stated = {group.get("experts") for group in groups.values() if isinstance(group, dict)} - {None}
-            if len(stated) == 1:
-                return [str(layout) for layout in stated]
-    return ("rows", "columns")
-
-
-def _pieces(module: str, ref: Ref, layouts: Sequence[str], made: Side, config: Mapping[str, Any]) -> list[Piece]:
-    """The pieces by the first layout that fits what was made of them."""
-    for layout in layouts:
-        try:
-            pieces = expert_projections(module, ref.shape, layout, config)
-        except UserError:
-            continue
-        if pieces and all(_fits(piece, made) for piece in pieces[:2]):
-            return pieces
-    return []
-
-
-def _fits(piece: Piece, made: Side) -> bool:
-    parts = made.modules.get(piece.module if piece.kind == "weight" else f"{piece.module}.bias", {})
-    part = _weight_part(parts)
-    return part is not None and parts[part].shape[:1] == piece.shape[:1]
-
-
-# --- what is left over -------------------------------------------------------------------------------------
-
-
-def _lost(
-    made: Side, source: Side, slices: Mapping[str, _Slice], used: set[str], manifest: Mapping[str, Any]
-) -> Iterator[Finding]:
-    """Tensors of the source that nothing was made of, unless the manifest says that they were dropped."""
-    dropped = manifest.get("dropped") or {}
-    sliced = {slice.ref.name for slice in slices.values()}
-    for name in slices.keys() - used:
-        yield _left_behind(slices[name].ref._replace(name=f"{slices[name].ref.name} ({name})"))
-    for module in source.modules.keys() - used:
-        refs = source.modules[module].values()
-        second_head = module == source.head and is_tied(made.config)
-        if second_head or any(ref.name in sliced for ref in refs):
-            continue
-        yield from (_left_behind(ref) for ref in refs if ref.name not in dropped)

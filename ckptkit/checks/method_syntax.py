@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ..errors import Finding
 from ..patterns import nearest
+from ..planners.layouts.config import NO_METHOD
 from .declarations import AWQ, CONFIG, FP8, GPTQ, MODELOPT, Declaration
 
 VERSION = "config.quant-version"
@@ -45,7 +46,7 @@ def refused(declaration: Declaration) -> Iterator[Finding]:
     method = table.get("quant_method")
     if file == CONFIG and not method and not (table.get("load_in_4bit") or table.get("load_in_8bit")):
         yield _finding(file, "has no quant_method", f"add quant_method: {declaration.method}")
-    elif method and str(method).lower() not in _METHODS:
+    elif method and str(method).lower() not in _METHODS and not str(method).startswith(NO_METHOD):
         near = nearest(str(method), _METHODS)
         hint = f"is {near!r} meant?" if near else "does the engine know it?"
         yield _finding(file, f"has quant_method {method!r}, which no engine known here has", hint, "warning")

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from ..families import Kind, config_value
 from ..families.config import model_types
-from ..planners.generalise import unwrapped
+from ..names import unwrapped
+from ..regexes import compiled
 from .declarations import AWQ, FP8, GPTQ, MODELOPT, MXFP4, Declaration, Excluded, excluded, excluded_entries
 from .expected import Expected, block_of
 from .weights import Weight
@@ -147,7 +148,7 @@ def _override(rules: Any, name: str) -> Mapping[str, Any] | Literal[False] | Non
     """GPTQModel's ``dynamic`` rules: False where one excludes ``name``, the first that overrides, or None."""
     for text, values in rules.items() if isinstance(rules, Mapping) else ():
         try:
-            matched = re.match(text.removeprefix("-:").removeprefix("+:"), name)
+            matched = compiled(text.removeprefix("-:").removeprefix("+:")).match(name)
         except (re.error, AttributeError):
             continue
         if matched:

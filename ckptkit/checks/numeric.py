@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..decode import Coding
 from ..errors import Finding
 from ..parallel import on_threads
 from ..source import Source
@@ -28,11 +29,15 @@ COPIED = 32 << 20  # bytes of copies
 CHOSEN_SHARE = 0.01
 CHOSEN_RMS = 2.0
 
+# The share of a weight's magnitude, as RMS, from which on its error is worth a word though the format explains it.
+# Weights that a scheme suits keep below half of that, 4-bit ones too (0.09 to 0.13).
+LOST = 0.25
+
 
 class Task(NamedTuple):
-    """Some copies to compare, or rows of a pair: which, what to call, and the bytes that are read of the source."""
+    """Some copies to compare, or rows of a weight: its name, what to call, and the bytes that are read of the source."""
 
-    pair: int | None
+    tensor: str | None
     run: Callable[[], Any]
     nbytes: int
 
@@ -40,18 +45,18 @@ class Task(NamedTuple):
 def _numeric(subject: Subject) -> Seen:
     matched = subject.matched
     findings = [*matched.findings]
-    measured: dict[int, Measured] = {}
+    pairs = {pair.made.name: pair for pair in reversed(matched.pairs)}
+    measured: dict[str, Measured] = {}
     tasks = list(_tasks(subject, matched))
     results = on_threads((task.run for task in tasks), subject.options.get("jobs", 0))
     for task, result in zip(tasks, watched(subject, results, [task.nbytes for task in tasks]), strict=True):
-        if task.pair is None:
+        if task.tensor is None:
             findings += result
         else:
-            measured[task.pair] = measured[task.pair].plus(result) if task.pair in measured else result
-    ours = (subject.manifest or {}).get("command") in {"quantize", "reshard"}
-    judged = {at: f for at, found in measured.items() if (f := _judge(matched.pairs[at], found, ours))}
+            measured[task.tensor] = measured[task.tensor].plus(result) if task.tensor in measured else result
+    judged = {name: f for name, found in measured.items() if (f := _judge(pairs[name], found, subject.manifest or {}))}
     findings += judged.values()
-    lines = [_figures(matched.pairs[at], found, judged.get(at)) for at, found in measured.items()]
+    lines = [_figures(name, found, judged.get(name)) for name, found in measured.items()]
     figures = {"numeric": {"tensors": lines}}
     reason = _unreadable(matched.unreadable)
     checked = len(matched.copies) + len(measured)
@@ -74,9 +79,8 @@ def _tasks(subject: Subject, matched: Matched) -> Iterator[Task]:
     copies = [c for c in matched.copies if subject.sample.holds(c.made.name) and not _is_one(subject, c)]
     for run in _runs(copies):
         yield Task(None, partial(_unequal, run, *sources), sum(copy.made.nbytes for copy in run))
-    arithmetic = arithmetic_of(subject.manifest)
-    for at, pair in enumerate(matched.pairs):
-        yield from _rows(at, pair, arithmetic, subject)
+    for pair in matched.pairs:
+        yield from _rows(pair, subject)
 
 
 def _is_one(subject: Subject, copy: Copy) -> bool:
@@ -115,18 +119,35 @@ def _unequal(copies: Sequence[Copy], made: Source, source: Source) -> list[Findi
     return found
 
 
-def _rows(at: int, pair: Pair, arithmetic: str, subject: Subject) -> Iterator[Task]:
+def _rows(pair: Pair, subject: Subject) -> Iterator[Task]:
     from .compare import compare_rows, rows_at_once
 
     assert subject.against is not None
     sources = subject.checkpoint.source, subject.against.source
     step = max(ELEMENTS // max(pair.made.cols, 1) // rows_at_once(pair), 1) * rows_at_once(pair)
-    limit = bounds.bound(pair.made, pair.source, arithmetic)
-    width = pair.source.codes.nbytes // max(pair.made.rows, 1)
+    limit = _limit(pair, subject.manifest or {})
     for start in range(0, pair.made.rows, step):
         stop = min(start + step, pair.made.rows)
-        if subject.sample.holds(f"{pair.made.name}:{start}"):
-            yield Task(at, partial(compare_rows, pair, *sources, limit, start, stop), (stop - start) * width)
+        if subject.sample.holds(f"{pair.made.name}:{pair.made.first + start}"):
+            nbytes = (stop - start) * pair.source.row_bytes
+            yield Task(pair.made.name, partial(compare_rows, pair, *sources, limit, start, stop), nbytes)
+
+
+def _limit(pair: Pair, manifest: Mapping[str, Any]) -> bounds.Bound:
+    """How far a weight may be off: not at all if it was only put elsewhere, or dequantized here and rounded once."""
+    made, source = pair.made.stored, pair.source.stored
+    once = _is_rounded_once(manifest) and source.coding is not Coding.DENSE
+    if bounds.same_numbers(made, source) or (once and made.coding in {Coding.DENSE, Coding.FP8}):
+        return bounds.EXACT
+    return bounds.bound(made, source, arithmetic_of(manifest))
+
+
+def _is_rounded_once(manifest: Mapping[str, Any]) -> bool:
+    """Whether values were dequantized here; what was to be block FP8 is then exact, unless the options say otherwise."""
+    match manifest:
+        case {"command": "dequantize", "settings": {"dtype": "fp8", "inexact": "round"}}:
+            return False
+    return manifest.get("command") == "dequantize"
 
 
 def arithmetic_of(manifest: Mapping[str, Any] | None) -> str:
@@ -140,10 +161,16 @@ def arithmetic_of(manifest: Mapping[str, Any] | None) -> str:
 # --- what it means -----------------------------------------------------------------------------------------
 
 
-def _judge(pair: Pair, found: Measured, ours: bool) -> Finding | None:
+_OURS = frozenset({"quantize", "reshard", "dequantize", "unpack"})
+
+
+def _judge(pair: Pair, found: Measured, manifest: Mapping[str, Any]) -> Finding | None:
     sums = found.sums
     if not sums.beyond:
-        return None
+        return _lossy(pair, sums.rel_rms)
+    if _limit(pair, manifest) == bounds.EXACT:
+        return _unlike(pair, found)
+    ours = manifest.get("command") in _OURS
     share = sums.beyond / found.elements
     rms = math.sqrt(sums.dd / found.allowed) if found.allowed else math.inf
     chosen = not ours and not sums.odd and share >= CHOSEN_SHARE and rms <= CHOSEN_RMS
@@ -157,18 +184,38 @@ def _judge(pair: Pair, found: Measured, ours: bool) -> Finding | None:
         message += f"; {sums.odd:,} are NaN or Inf"
     data = {
         "beyond": sums.beyond, "elements": found.elements, "rel_rms": sums.rel_rms, "rms_over_allowed": round(rms, 4),
-        "source": pair.source.name, "worst": worst and worst._asdict(),
+        "source": worst.source if worst else pair.source.name, "worst": worst and worst._asdict(),
     }  # fmt: skip
     severity = "warning" if chosen else "error"
-    return Finding("numeric.error", message, pair.made.codes.file, pair.made.name, None, severity, data)
+    return Finding("numeric.error", message, pair.made.stored.codes.file, pair.made.name, None, severity, data)
 
 
-def _figures(pair: Pair, found: Measured, finding: Finding | None) -> dict[str, Any]:
+def _unlike(pair: Pair, found: Measured) -> Finding:
+    """What should have been the source's values, in another place or rounded once, and is not."""
+    worst = found.worst
+    assert worst is not None
+    message = (
+        f"{pair.made.name} is not what {worst.source} holds: {found.sums.beyond:,} of {found.elements:,} numbers differ;"
+        f" the worst is [{worst.row}, {worst.column}]"
+    )
+    data = {"beyond": found.sums.beyond, "elements": found.elements, "source": worst.source, "worst": worst._asdict()}
+    return Finding("numeric.exact", message, file=pair.made.stored.codes.file, tensor=pair.made.name, data=data)
+
+
+def _lossy(pair: Pair, rel_rms: float | None) -> Finding | None:
+    if rel_rms is None or rel_rms < LOST:
+        return None
+    message = f"{pair.made.name} has lost {rel_rms:.0%} of its magnitude, no number by more than its format allows"
+    data = {"rel_rms": rel_rms, "source": pair.source.name}
+    return Finding("numeric.loss", message, pair.made.stored.codes.file, pair.made.name, None, "warning", data)
+
+
+def _figures(tensor: str, found: Measured, finding: Finding | None) -> dict[str, Any]:
     """A tensor's line in the report; what a calibration chose counts as within the bound."""
     sums = found.sums
     wrong = finding is not None and finding.severity == "error"
     return {
-        "tensor": pair.made.name, "rel_rms": sums.rel_rms, "max_abs": sums.max_abs, "cos": sums.cosine,
+        "tensor": tensor, "rel_rms": sums.rel_rms, "max_abs": sums.max_abs, "cos": sums.cosine,
         "bound": found.rel_bound, "beyond": sums.beyond if wrong else 0,
     }  # fmt: skip
 
@@ -177,8 +224,10 @@ def _unfit(subject: Subject) -> str | None:
     return "no --against" if subject.against is None else subject.unknown
 
 
+_IDS = ("numeric.exact", "numeric.error", "numeric.loss", "numeric.missing", "numeric.shape")
+
 PROBES = (
-    Probe(("numeric.exact", "numeric.error", "numeric.missing", "numeric.shape"), Level.NUMERIC, _numeric, _unfit),
+    Probe(_IDS, Level.NUMERIC, _numeric, _unfit),
     Probe(("numeric.oracle",), Level.NUMERIC, oracle, oracle_unfit),
 )
 
@@ -204,6 +253,16 @@ PAGES = (
         "128 of 45,088,768 numbers; the worst, [77, 1024], is off by 14.9 times that: one scale was damaged.",
         "Quantize the module again. If all weights are off, --against is not the source, or a convention differs "
         "(order of nibbles, a scale that divides or multiplies).",
+    ),
+    Page(
+        "numeric.loss", Level.NUMERIC, "warning", "Much of a weight is lost, though its format explains it",
+        "Every number is as near to its source as the format can bring it, and still the error's RMS is a quarter of "
+        "the weight's magnitude or more. Either the scheme does not suit the weight (few bits, one scale for rows that "
+        "differ widely), or its numbers are so small that the scale leaves its dtype: a float16 scale is never "
+        "below 6e-8, so in FP8, whose codes reach 448, numbers below about 1e-7 become zero.",
+        "model.layers.0.mlp.up_proj.weight has lost 55% of its magnitude: weights of about 1e-6 in float16",
+        "Leave the module as it is, take smaller groups, or cast the source to bfloat16 first, whose scales reach "
+        "further: ckptkit reshard SRC OUT --cast '*=bf16'",
     ),
     Page(
         "numeric.missing", Level.NUMERIC, "error", "A tensor without a counterpart",

@@ -9,7 +9,7 @@ from ..consumers import LINEAR_CLASS, by_compressed_tensors
 from ..decode import Coding
 from ..errors import Finding
 from ..families import fused_set, shares_global_scale
-from ..header import Spec, row_view
+from ..header import Spec
 from ..ops import Context, Read
 from ..ops.select import select
 from ..plan import Ref
@@ -17,6 +17,7 @@ from ..stored import split_name
 from . import Seen, Subject
 from .folding import fold
 from .matching import Pair
+from .views import View
 from .watching import watched
 
 ID = "numeric.oracle"
@@ -25,7 +26,7 @@ ID = "numeric.oracle"
 def oracle(subject: Subject) -> Seen:
     """Findings where codes, scales or zero points are not the library's. One weight, or fused set, after another."""
     sets = [pairs for pairs in _sets(subject) if subject.sample.holds(pairs[0].made.name)]
-    sizes = [sum(pair.source.codes.nbytes for pair in pairs) for pairs in sets]
+    sizes = [sum(pair.source.row_bytes * pair.source.rows for pair in pairs) for pairs in sets]
     compared = watched(subject, (_compare(pairs, subject) for pairs in sets), sizes)
     findings = [finding for found in compared for finding in found]
     left = len(subject.matched.pairs) - sum(map(len, _sets(subject)))
@@ -49,8 +50,9 @@ def _sets(subject: Subject) -> list[list[Pair]]:
     found: dict[str, list[Pair]] = {}
     for pair in subject.matched.pairs:
         module, _ = split_name(pair.made.name)
-        if _weights(subject, module) and pair.made.coding is not Coding.DENSE and pair.source.coding is Coding.DENSE:
-            together = fused_set(module) if pair.made.overall is not None and shares_global_scale(module) else None
+        made, source = pair.made.stored, pair.source.stored
+        if _weights(subject, module) and made.coding is not Coding.DENSE and source.coding is Coding.DENSE:
+            together = fused_set(module) if made.overall is not None and shares_global_scale(module) else None
             found.setdefault(together[0] if together else module, []).append(pair)
     return list(found.values())
 
@@ -76,18 +78,24 @@ def _compare(pairs: Sequence[Pair], subject: Subject) -> list[Finding]:
     modules = [split_name(pair.made.name)[0] for pair in pairs]
     found = _weights(subject, modules[0])
     assert found is not None
-    _, args = select(*found, pairs[0].source.codes.dtype, "compat")
-    refs = [pair.source.codes for pair in pairs]
-    if any(pair.columns for pair in pairs):
-        args["columns"] = [{**pair.columns._asdict(), "count": pair.made.rows} for pair in pairs if pair.columns]
-    blocks = [read_block(subject.against.source, ref, Read(0, 0, row_view(ref.dtype, ref.shape)[0])) for ref in refs]
-    stored = [ref for pair in pairs for ref in pair.made.parts.values()]
+    views = [pair.source for pair in pairs]
+    _, args = select(*found, views[0].stored.codes.dtype, "compat")
+    if any(view.turned for view in views):
+        args["columns"] = [{"start": view.start, "step": view.step, "count": view.rows} for view in views]
+    blocks = [read_block(subject.against.source, view.stored.codes, _rows(view)) for view in views]
+    stored = [ref for pair in pairs for ref in pair.made.stored.parts.values()]
     try:
         made = make_whole(blocks, [Spec(*ref.spec) for ref in stored], args | {"modules": modules}, Context())
     except (ValueError, KeyError) as error:
         message = f"{pairs[0].made.name}: llmcompressor does not quantize it so: {error}"
         return [Finding(ID, message, file=stored[0].file, tensor=stored[0].name)]
     return list(_differences(stored, made, subject))
+
+
+def _rows(view: View) -> Read:
+    """The stored rows that a view lies in."""
+    first = view.first if view.turned else view.first + view.start
+    return Read(0, first, first + (view.cols if view.turned else view.rows))
 
 
 def _differences(stored: Sequence[Ref], made: Sequence[Any], subject: Subject) -> Iterator[Finding]:

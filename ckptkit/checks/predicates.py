@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..families import LINEAR_LIKE, Kind, config_value, draft_part, experts_of, fused_set, head_of, is_tied
 from ..plan import Ref
 from ..survey import Module
 from . import Subject
+from .hits import Hit, at, fits, modules
+from .merging import bfloat16_only, merged_experts, models, renamed
 from .reach import excluded, reach
 from .stacks import absent
 
@@ -24,23 +26,6 @@ _STAGE = re.compile(r"mtp\.#\.")
 _DRAFTS = (Kind.MTP, Kind.DRAFT)
 _SAMPLES = 3
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Hit(NamedTuple):
-    """Where a predicate holds: what is so, for ``number`` things alike, in which file and tensor."""
-
-    text: str
-    file: str | None = "config.json"
-    tensor: str | None = None
-    number: int = 1
-
-    @property
-    def about(self) -> str:
-        return self.tensor or self.text
-
-
-def _modules(subject: Subject, *kinds: Kind) -> Iterator[Module]:
-    return (module for module in subject.survey.modules if module.kind in kinds)
 
 
 def _templates(subject: Subject) -> Iterator[tuple[str, Ref]]:
@@ -53,26 +38,12 @@ Predicate = Callable[..., Sequence[Hit]]
 Tile = tuple[int, int]
 
 
-def _at(module: Module, text: str) -> Hit:
-    ref = module.weight.first
-    return Hit(text, ref.file, ref.name, module.weight.number)
-
-
-def _fits(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob fits ``name`` and none of those after a ``!`` does. Where all have a ``!``, anything else fits."""
-    wanted = [glob for glob in globs if not glob.startswith("!")]
-    unwanted = [glob[1:] for glob in globs if glob.startswith("!")]
-    return (not wanted or any(fnmatchcase(name, glob) for glob in wanted)) and not any(
-        fnmatchcase(name, glob) for glob in unwanted
-    )
-
-
 # --- config ------------------------------------------------------------------------------------------------
 
 
 def architectures(subject: Subject, any_of: Sequence[str]) -> Sequence[Hit]:
     """The config names an architecture that fits."""
-    return [Hit(f"the architecture is {name}") for name in _architectures(subject) if _fits(name, any_of)][:1]
+    return [Hit(f"the architecture is {name}") for name in _architectures(subject) if fits(name, any_of)][:1]
 
 
 def _architectures(subject: Subject) -> list[str]:
@@ -92,7 +63,7 @@ def config(
     holds = (
         bool(present or not any_of)
         and all(found[key] is None for key in absent)
-        and all(_fits(str(found[key]), globs) for key, globs in values.items())
+        and all(fits(str(found[key]), globs) for key, globs in values.items())
     )
     said = [f"no {key}" if found[key] is None else f"{key}: {found[key]}" for key in (*present, *absent, *values)]
     return [Hit(f"config.json has {', '.join(said)}")] if holds else []
@@ -116,13 +87,13 @@ def quantization(
     Under compressed-tensors: a format of ``formats``, at least so many ``groups``, one of them by one of ``strategies``.
     """
     found = subject.quantization
-    if found is None or not _fits(found.method, any_of) or any(found.table.get(key) for key in without):
+    if found is None or not fits(found.method, any_of) or any(found.table.get(key) for key in without):
         return []
     declared = found.table.get("config_groups")
     named = [str(found.weights(group).get("strategy")) for group in declared] if isinstance(declared, Mapping) else []
-    if len(named) < groups or not _fits(found.format or "", formats):
+    if len(named) < groups or not fits(found.format or "", formats):
         return []
-    if strategies and not any(_fits(name, strategies) for name in named):
+    if strategies and not any(fits(name, strategies) for name in named):
         return []
     said = [found.method, found.format or "", f"{len(named)} groups" if groups else "", *(named if strategies else ())]
     return [Hit(f"the checkpoint is quantized ({', '.join(filter(None, said))})")]
@@ -144,7 +115,7 @@ def tensors(
     """
 
     def first(glob: str) -> Hit | None:
-        found = (ref for name, ref in _templates(subject) if fnmatchcase(name, glob) and _fits(ref.dtype, dtypes))
+        found = (ref for name, ref in _templates(subject) if fnmatchcase(name, glob) and fits(ref.dtype, dtypes))
         return next((Hit(f"there is {ref.name} ({ref.dtype})", ref.file, ref.name) for ref in found), None)
 
     if any(first(glob) for glob in absent):
@@ -219,15 +190,15 @@ def _absent_layers(subject: Subject) -> Iterator[Hit]:
 def _scaleless(subject: Subject) -> Iterator[Hit]:
     for module in subject.survey.modules:
         if module.stored.lacks_scale:
-            yield _at(module, f"{module.weight.first.name} has no scale")
+            yield at(module, f"{module.weight.first.name} has no scale")
 
 
 def _absent_head(subject: Subject) -> Iterator[Hit]:
-    embedding = next(_modules(subject, Kind.EMBEDDING), None)
+    embedding = next(modules(subject, Kind.EMBEDDING), None)
     head = head_of(embedding.name) if embedding else None
     names = {module.name for module in subject.survey.modules}
     # A model of layers alone that takes in hidden states (``fc``) is a draft: it borrows the target's head.
-    if head and head not in names and not is_tied(subject.config) and "fc" not in names and "model.fc" not in names:
+    if head and not any(modules(subject, Kind.HEAD)) and not is_tied(subject.config) and not names & {"fc", "model.fc"}:
         yield Hit(f"there is no {head}, and config.json does not tie it")
 
 
@@ -260,12 +231,12 @@ def _quantized(
     """
     reached_by = reach(subject.quantization, prefix)
     return [
-        _at(module, f"{module.weight.first.name} holds {module.name} as {module.stored.label}")
-        for module in _modules(subject, kind)
+        at(module, f"{module.weight.first.name} holds {module.name} as {module.stored.label}")
+        for module in modules(subject, kind)
         if module.stored.quantized
-        and _fits(module.weight.key[1], parts)
-        and _fits(module.weight.first.dtype, dtypes)
-        and _fits(module.stored.label, formats)
+        and fits(module.weight.key[1], parts)
+        and fits(module.weight.first.dtype, dtypes)
+        and fits(module.stored.label, formats)
         and (not reached or reached_by(module.name) in reached)
     ]
 
@@ -273,8 +244,8 @@ def _quantized(
 def zero_point_rows(subject: Subject) -> Sequence[Hit]:
     """A packed asymmetric head whose rows do not divide by the number of zero points in one stored word."""
     return [
-        _at(module, f"{module.name} has {rows:,} rows, and {packed} zero points are packed into each word")
-        for module in _modules(subject, Kind.HEAD)
+        at(module, f"{module.name} has {rows:,} rows, and {packed} zero points are packed into each word")
+        for module in modules(subject, Kind.HEAD)
         for rows, packed in [(module.weight.first.shape[0], module.stored.per_element)]
         if "weight_zero_point" in module.companions and rows % packed
     ]
@@ -287,7 +258,7 @@ def wna16_shape(subject: Subject, misses: Sequence[Tile], fits: Sequence[Tile] =
     """
     packed = {
         module.name: module
-        for module in _modules(subject, Kind.LINEAR, Kind.HEAD)
+        for module in modules(subject, Kind.LINEAR, Kind.HEAD)
         if module.weight.key[1] == "weight_packed" and module.stored.per_element > 1 and not experts_of(module.name)
     }
     hits = []
@@ -301,7 +272,7 @@ def wna16_shape(subject: Subject, misses: Sequence[Tile], fits: Sequence[Tile] =
             and (not fits or _divides(inputs, outputs, fits))
         ):
             fused = " with what it is fused with" if len(members) > 1 else ""
-            hits.append(_at(module, f"{name} has {outputs} outputs{fused} and {inputs} inputs"))
+            hits.append(at(module, f"{name} has {outputs} outputs{fused} and {inputs} inputs"))
     return hits
 
 
@@ -313,8 +284,8 @@ def unmatched_linear(subject: Subject) -> Sequence[Hit]:
     """A Linear that no target and no ignore of a compressed-tensors config reaches."""
     reached_by = reach(subject.quantization)
     return [
-        _at(module, f"no target and no ignore reaches {module.name}")
-        for module in _modules(subject, Kind.LINEAR)
+        at(module, f"no target and no ignore reaches {module.name}")
+        for module in modules(subject, Kind.LINEAR)
         if reached_by(module.name) == "nothing"
     ]
 
@@ -323,8 +294,8 @@ def ignored(subject: Subject) -> Sequence[Hit]:
     """A module that is quantized on disk and ignored by the config."""
     reached_by = reach(subject.quantization)
     return [
-        _at(module, f"{module.name} is stored as {module.stored.label}, and config.json ignores it")
-        for module in _modules(subject, *LINEAR_LIKE, Kind.EMBEDDING)
+        at(module, f"{module.name} is stored as {module.stored.label}, and config.json ignores it")
+        for module in modules(subject, *LINEAR_LIKE, Kind.EMBEDDING)
         if module.stored.quantized and reached_by(module.name) == "ignored"
     ]
 
@@ -335,17 +306,18 @@ def dense_draft(subject: Subject) -> Sequence[Hit]:
     def last(module: Module) -> str:
         return module.name.rpartition(".")[2]
 
-    modules, left_out = subject.survey.modules, excluded(subject.quantization)
-    quantized = {last(module) for module in modules if module.stored.quantized and module.kind not in _DRAFTS}
+    everything, left_out = subject.survey.modules, excluded(subject.quantization)
+    quantized = {last(module) for module in everything if module.stored.quantized and module.kind not in _DRAFTS}
     return [
-        _at(module, f"{module.weight.first.name} is {module.stored.label} and {last(module)} is quantized elsewhere")
-        for module in _modules(subject, *_DRAFTS)
+        at(module, f"{module.weight.first.name} is {module.stored.label} and {last(module)} is quantized elsewhere")
+        for module in modules(subject, *_DRAFTS)
         if not module.stored.quantized and last(module) in quantized and not left_out(module.name)
     ]
 
 
 PREDICATES: Mapping[str, Predicate] = {
     "architectures": architectures,
+    "models": models,
     "config": config,
     "quantization": quantization,
     "tied": tied,
@@ -361,4 +333,7 @@ PREDICATES: Mapping[str, Predicate] = {
     "unmatched-linear": unmatched_linear,
     "ignored": ignored,
     "dense-draft": dense_draft,
+    "merged-experts": merged_experts,
+    "bfloat16-only": bfloat16_only,
+    "renamed": renamed,
 }

@@ -14,8 +14,8 @@ from itertools import chain
 from ..consumers import declared
 from ..errors import Finding
 from ..families import Kind, embedding_of, fused_set, head_of, is_tied
+from ..names import unwrapped
 from ..plan import Ref
-from ..planners.generalise import unwrapped
 from ..stored import Quantization
 from ..survey import Key, keyed
 from . import Level, Probe, Seen, Subject, forms

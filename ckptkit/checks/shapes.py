@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import Finding
 from ..families import Kind
 from ..header import FLOATS
-from ..planners.generalise import unwrapped
+from ..names import unwrapped
 from ..stored import COMPANIONS
 from ..survey import Cell
 from . import Level, Page, Probe, Seen, Subject

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..foreign import LFS
+from ..header import check_characters
 from ..source import Source
 
-_LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_SIZE = 1024
 
 
@@ -29,7 +30,9 @@ class Sidecars(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         try:
             info = self.source.files.get(name)
-            found = json.loads(self.source.read(name, 0, info.size)) if info else None
+            text = self.source.read(name, 0, info.size).decode("utf-8-sig") if info else "null"
+            found = json.loads(text)
+            check_characters(found, text)
         except (ValueError, RecursionError):
             found = None
         self[name] = found
@@ -44,7 +47,7 @@ class Sidecars(dict[str, Any]):
 def is_hollow(source: Source, name: str) -> bool:
     """Whether the file holds nothing: it is empty, or a Git LFS pointer to what it should hold."""
     size = source.files[name].size
-    return size == 0 or (size <= _LFS_SIZE and source.read(name, 0, min(size, len(_LFS))) == _LFS)
+    return size == 0 or (size <= _LFS_SIZE and source.read(name, 0, min(size, len(LFS))) == LFS)
 
 
 def tokens(sidecars: Sidecars) -> Iterator[Token]:

@@ -6,9 +6,21 @@ size of a shard or a tensor. The source is only read.
 
 from __future__ import annotations
 
+from .footprint import peak_memory
 from .options import Options, Progress, Result
-from .refusals import preflight
+from .refusals import not_linked, preflight
 from .run import execute
-from .sizes import Space, peak_memory, space
+from .sizes import Space, copied, space
 
-__all__ = ["Options", "Progress", "Result", "Space", "execute", "peak_memory", "preflight", "space"]
+__all__ = [
+    "Options",
+    "Progress",
+    "Result",
+    "Space",
+    "copied",
+    "execute",
+    "not_linked",
+    "peak_memory",
+    "preflight",
+    "space",
+]

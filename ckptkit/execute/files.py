@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import fail
-from .staging import PARTIAL, Place
+from .staging import PARTIAL, beside
 
 # Bytes for one call: larger writes into a hole were measured to take up to ten times the time (ext4, Linux 6.18).
 PIECE = 1 << 20
 
 # What filesystems without synchronised folders answer; there is nothing more that could be done there.
 _NOT_SYNCHRONISED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF}
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_HINTS = {
+    errno.EACCES: "name an output where you may write",
+    errno.EROFS: "name an output where you may write",
+    errno.ENAMETOOLONG: "give the output a shorter name",
+}
 
 
 @contextlib.contextmanager
@@ -24,7 +31,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
     What an earlier run left at either name goes first: a rename onto another link to the same file does nothing.
     """
-    temporary = path.with_name(path.name + PARTIAL)
+    temporary = beside(path, PARTIAL)
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in (temporary, path):
         leftover.unlink(missing_ok=True)
@@ -65,18 +72,19 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def output_faults(place: Place, resume_command: str = "") -> Iterator[None]:
+def output_faults(out: Path, resume_command: str = "") -> Iterator[None]:
     """Turn an OSError of the body into a UserError: ``output.space``, ``output.exists`` or ``output.write``."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-            message = f"{place.out} was made by another while this run went on"
-            raise fail("output.exists", message, file=str(place.out), hint="move it away, then --resume") from error
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        message = f"{error.filename or place.folder}: {error.strerror or error}"
-        hint = f"make room, then: {resume_command or 'the same command with --resume'}" if full else None
-        raise fail(f"output.{'space' if full else 'write'}", message, file=str(place.out), hint=hint) from error
+            message = f"{out} was made by another while this run went on"
+            raise fail("output.exists", message, file=str(out), hint="move it away, then --resume") from error
+        message = f"{error.filename or out}: {error.strerror or error}"
+        if error.errno in _FULL:
+            hint = f"make room, then: {resume_command or 'the same command with --resume'}"
+            raise fail("output.space", message, file=str(out), hint=hint) from error
+        raise fail("output.write", message, file=str(out), hint=_HINTS.get(error.errno or 0)) from error
 
 
 def sync_folder(path: Path) -> None:

@@ -91,11 +91,6 @@ def sha256_sums(folder: Path, names: Iterable[str], work: Work) -> dict[str, str
     return dict(zip(ordered, work.in_order(partial(_sha256, folder / name, work) for name in ordered), strict=True))
 
 
-def sums_text(sums: Mapping[str, str]) -> str:
-    """The file that ``sha256sum --check`` reads."""
-    return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
-
-
 def _sha256(path: Path, work: Work) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:

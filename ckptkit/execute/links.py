@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from .staging import PROBE
+
 _FICLONE = 0x40049409  # linux/fs.h: make a file share all extents of another
 
 # A filesystem's, or the kernel's, way of saying that these two files cannot be linked like this.
@@ -36,10 +38,22 @@ def link(source: Path, target: Path, mode: str) -> str | None:
 
 
 def links_without_bytes(source: Path, folder: Path, mode: str) -> bool:
-    """If ``link`` is expected to work from ``source`` into ``folder``. Changes nothing."""
-    if mode == "hard":
-        return source.exists() and source.stat().st_dev == folder.stat().st_dev
-    return mode == "symlink" or (mode in {"auto", "reflink"} and _can_reflink(source, folder))
+    """If ``link`` works from ``source`` into ``folder``: tried, and undone.
+
+    A hard link needs more than one filesystem: not two mounts of it, and the right to link another's file.
+    """
+    if mode in {"auto", "reflink"}:
+        return _can_reflink(source, folder)
+    probe = folder / PROBE
+    try:
+        probe.unlink(missing_ok=True)  # left by a run that was killed
+        made = link(source, probe, mode)
+        probe.unlink(missing_ok=True)
+    except FileExistsError:  # another run tries just now, with success
+        return True
+    except OSError:
+        return False
+    return made is not None
 
 
 def _reflink(source: Path, target: Path) -> None:

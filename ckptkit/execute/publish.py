@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..source import Source
 from .files import sync_folder
 from .journal import Publishing
-from .staging import JOURNAL, LOCK, Place
+from .staging import JOURNAL, LOCK, PROBE, Place
 
 
 def publish(place: Place, begun: Publishing) -> None:
@@ -76,8 +76,8 @@ def tidy(place: Place, begun: Publishing | None) -> None:
     if begun:
         shutil.rmtree(place.aside(begun.owner), ignore_errors=True)
     home = place.folder if place.inside else place.out
-    for name in (LOCK, JOURNAL):
-        (home / name).unlink(missing_ok=True)
+    for leftover in (home / LOCK, home / JOURNAL, place.out / PROBE):
+        leftover.unlink(missing_ok=True)
     if place.inside and home.is_dir():
         home.rmdir()
 

@@ -1,24 +1,27 @@
-"""What can be known to go wrong before anything is done. Reads, and changes nothing."""
+"""What can be known to go wrong before anything is done. Reads; a link is tried and undone; else nothing changes."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import Finding
+from ..digests import SUMS
+from ..errors import Finding, UserError
 from ..manifest import NAME as MANIFEST
 from ..ops import operation
 from ..plan import COPY, Plan
 from ..source import Source, is_plain
 from .files import output_faults
+from .footprint import too_large
 from .journal import Journal, read_journal
 from .options import Options
 from .publish import published
-from .sizes import nearest, space
-from .staging import JOURNAL, LOCK, PARTIAL, SUMS, Place, entries, held, is_held, locate, writable
+from .sizes import copied, nearest, space
+from .staging import JOURNAL, LOCK, PARTIAL, PROBE, Place, beside, entries, held, is_held, locate, writable
 
 
 def preflight(plan: Plan | None, source: Source, out: Path, options: Options, *, mine: bool = False) -> list[Finding]:
@@ -27,38 +30,69 @@ def preflight(plan: Plan | None, source: Source, out: Path, options: Options, *,
     Without a plan, because it was refused, all that can be said of ``out`` and ``options`` alone. ``mine`` says that
     this process holds the staging folder.
     """
+    try:
+        with output_faults(out):
+            return _found(plan, source, out, options, mine)
+    except UserError as error:
+        return list(error.findings)
+
+
+def _found(plan: Plan | None, source: Source, out: Path, options: Options, mine: bool) -> list[Finding]:
     place = locate(out)
-    with output_faults(place):
-        if _overlaps(source, place):
-            message = f"{out} and the source {source.uri} lie in each other"
-            return [Finding("output.same", message, file=str(out), hint="name an output beside the source")]
-        if not mine and is_held(place):
-            return [held(place)]
-        if plan and options.resume and published(plan, source, place):
-            return []
-        journal = read_journal(place.folder)
-        begun = list(_begun(plan, source, place, journal, options))
-        if options.resume and journal and journal.publishing:
-            return begun
-        found = [*begun, *occupied(place, journal, options), *_unwritable(place), *_backend(options)]
-        return [*found, *_names(plan), *_space(plan, source, out, options), *_device(plan, options)] if plan else found
+    if _overlaps(source, place):
+        message = f"{out} and the source {source.uri} lie in each other"
+        return [Finding("output.same", message, file=str(out), hint="name an output beside the source")]
+    if not mine and is_held(place):
+        return [held(place)]
+    if plan and options.resume and published(plan, source, place):
+        return []
+    journal = read_journal(place.folder)
+    begun = list(_begun(plan, source, place, journal, options))
+    if options.resume and journal and journal.publishing:
+        return begun
+    found = [*begun, *occupied(place, journal, options), *_unwritable(place), *_backend(options)]
+    if plan is None:
+        return found
+    room = [*_space(plan, source, out, options), *too_large(plan, options)]
+    return [*found, *_names(plan), *room, *_device(plan, options)]
 
 
 def _overlaps(source: Source, place: Place) -> bool:
-    root = source.root.resolve()
-    homes = {root, *(info.path.parent for info in source.files.values())}
+    roots = {root.resolve() for root in source.roots}
+    homes = roots | {*(info.path.parent for info in source.files.values())}
     holding = homes | {parent for home in homes for parent in home.parents}
-    return any(mine in holding or root in mine.parents for mine in (place.out, place.folder))
+    return any(mine in holding or not roots.isdisjoint(mine.parents) for mine in (place.out, place.folder))
 
 
 def _names(plan: Plan) -> Iterator[Finding]:
     """Names that cannot be told apart, would leave OUT, or are the executor's own."""
-    names = Counter([shard.name for shard in plan.shards] + [item.name for item in plan.sidecars])
-    own = {MANIFEST, SUMS, JOURNAL, LOCK, *(name + PARTIAL for name in names)}
+    names = Counter(_planned(plan))
+    own = {MANIFEST, SUMS, JOURNAL, LOCK, *map(_partial, names)}
     for name, count in names.items():
         if count > 1 or name in own or not is_plain(name):
             what = "is planned twice" if count > 1 else "is no name that a file of the output may have"
             yield Finding("plan.name", f"{name!r} {what}", file=name, hint=f"move {name!r} out of the source")
+
+
+def _planned(plan: Plan) -> list[str]:
+    return [shard.name for shard in plan.shards] + [item.name for item in plan.sidecars]
+
+
+def _partial(name: str) -> str:
+    """Where the file of that name is while it is not whole."""
+    path = Path(name)
+    return beside(path, PARTIAL).as_posix() if path.name else name
+
+
+def foreign(plan: Plan, folder: Path) -> Iterator[Finding]:
+    """Findings for what another put into the staging folder: it would be published with the rest."""
+    own = {MANIFEST, SUMS, *_planned(plan)}
+    own |= {JOURNAL, LOCK, PROBE, *map(_partial, own)}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name not in own and (path.is_symlink() or not path.is_dir()):
+            message = f"{path} is none of the files that this run makes"
+            yield Finding("output.exists", message, file=str(path), hint="move it away, then --resume")
 
 
 def _begun(
@@ -67,7 +101,7 @@ def _begun(
     """What an earlier run left, where this one may neither carry on nor begin anew."""
     folder = str(place.folder)
     if journal is None:
-        if os.path.lexists(folder) and not (place.folder.is_dir() and {*os.listdir(folder)} <= {JOURNAL, LOCK}):
+        if os.path.lexists(folder) and not (place.folder.is_dir() and {*entries(place.folder)} <= {JOURNAL, LOCK}):
             hint = f"move {folder} away, or name another output"
             yield Finding("output.exists", f"{folder} stands where the output is to be made", file=folder, hint=hint)
         return
@@ -80,6 +114,8 @@ def _begun(
         yield Finding("output.plan-differs", message, file=folder, hint="--overwrite instead of --resume begins anew")
     elif options.resume:
         yield from changed(source.changed(journal.sources))
+        if plan and not journal.publishing:
+            yield from foreign(plan, place.folder)
     elif not options.overwrite:
         anew = "--overwrite begins anew"
         hint = f"{options.resume_command or '--resume'} carries on; {anew}" if same else anew
@@ -124,9 +160,20 @@ def _space(plan: Plan, source: Source, out: Path, options: Options) -> Iterator[
     if needed > free:
         message = f"{out} needs {needed:,} bytes, and {free:,} are free there"
         data = {"needed": needed, "free": free}
-        untouched = any(shard.linked for shard in plan.shards) and options.link not in {"hard", "symlink"}
-        hint = "--link hard takes no space for untouched shards" if untouched else f"free {needed - free:,} bytes"
+        hard = space(plan, source, out, replace(options, link="hard")).needed
+        hint = f"--link hard needs {hard:,} bytes" if hard < needed else f"free {needed - free:,} bytes"
         yield Finding("output.space", message, file=str(out), hint=hint, data=data)
+
+
+def not_linked(plan: Plan, source: Source, out: Path, options: Options) -> Iterator[Finding]:
+    """A warning, ``output.link``, where shards have to be copied though a link was asked for. Raises OSError."""
+    sizes = copied(plan, source, out, options.link) if options.link not in {"auto", "copy"} else []
+    if sizes:
+        count, total = len(sizes), sum(sizes)
+        what = f"untouched shards that are copied: {count:,}, {total:,} bytes"
+        message = f"--link {options.link} does not work from {source.uri} to {out}; {what}"
+        hint = "name an output on the source's filesystem, in the same mount" if options.link != "reflink" else None
+        yield Finding("output.link", message, str(out), None, hint, "warning", {"shards": count, "bytes": total})
 
 
 def _backend(options: Options) -> Iterator[Finding]:

@@ -11,20 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..digests import SUMS, sums_text
 from ..errors import Finding, UserError
 from ..manifest import NAME as MANIFEST
 from ..manifest import ShardRecord, encode, environment, files_read, known_digests, manifest, read_manifest
+from ..ops import operation
 from ..plan import COPY, Plan, Shard
 from ..source import Source
 from .files import output_faults, write_file
-from .finish import check_written, sha256_sums, sums_text, write_sidecars
+from .finish import check_written, sha256_sums, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal
 from .options import Options, Progress, Result
 from .publish import publish, published, tidy
-from .refusals import changed, occupied, preflight
+from .refusals import changed, foreign, occupied, preflight
 from .shards import OWN_BYTES, make_shard
 from .sizes import to_write
-from .staging import JOURNAL, LOCK, SUMS, Place, entries, locate, locked
+from .staging import JOURNAL, LOCK, PROBE, Place, entries, locate, locked
 from .work import Work, working
 
 Records = dict[str, ShardRecord]
@@ -40,12 +42,15 @@ def execute(
     Finished shards are kept for a run with ``options.resume``.
     """
     began = time.monotonic()
-    place = locate(out)
     _refuse(preflight(plan, source, out, options))
-    with output_faults(place, options.resume_command):
+    with output_faults(out, options.resume_command):
+        place = locate(out)
         if options.resume and (content := published(plan, source, place)):
             records = _carried_over(place, content)
             resumed = len(records)
+            if options.hash == "sha256" and not (place.out / SUMS).exists():
+                with locked(place, plan.command), working(source, options, progress) as work:
+                    _write_sums(place.out, [*records, *content["sidecars"]], work)
         else:
             with locked(place, plan.command), working(source, options, progress) as work:
                 _refuse(preflight(plan, source, out, options, mine=True))
@@ -70,7 +75,7 @@ def _run(plan: Plan, place: Place, extra: Mapping[str, Any], work: Work) -> tupl
     done = finished(plan, place.folder, journal)
     records = _make_shards(plan, place, done, work)
     content = {**_finish(plan, place.folder, records, work), **extra}
-    _refuse(changed(work.source.changed(journal.sources)))
+    _refuse([*changed(work.source.changed(journal.sources)), *foreign(plan, place.folder)])
     content |= {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 3)}
     write_file(place.folder / MANIFEST, encode(content))
     work.check()
@@ -87,6 +92,8 @@ def _begin(plan: Plan, place: Place, work: Work) -> Journal:
     journal = read_journal(folder)
     if journal and options.resume:
         os.truncate(folder / JOURNAL, journal.size)
+        if not journal.publishing:
+            _remove_unfinished(folder)
         return journal
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -95,6 +102,13 @@ def _begin(plan: Plan, place: Place, work: Work) -> Journal:
             path.unlink()
     sources = {name: work.source.files[name].identity for name in files_read(plan)}
     return begin(folder, plan, options.overwrite, sources)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What is made last, perhaps with other options, and a probe that was not undone."""
+    for name in os.listdir(folder):
+        if name in {MANIFEST, SUMS, PROBE}:
+            os.unlink(folder / name)
 
 
 def _make_shards(plan: Plan, place: Place, done: Records, work: Work) -> Records:
@@ -119,7 +133,8 @@ def _make_shards(plan: Plan, place: Place, done: Records, work: Work) -> Records
 
 def _limit_torch(backend: str, shards: Iterable[Shard]) -> None:
     """One thread for each of torch's own calls: the executor's threads share the processors already."""
-    if backend == "native" and any(step.op != COPY for shard in shards for step in shard.steps):
+    ops = {step.op for shard in shards for step in shard.steps} - {COPY}
+    if backend == "native" and any(operation(id).uses_torch for id in ops):
         import torch
 
         torch.set_num_threads(1)
@@ -147,9 +162,14 @@ def _finish(plan: Plan, folder: Path, records: Records, work: Work) -> dict[str,
     content = manifest(plan, work.source, records.values(), sidecars)
     content["environment"] = environment(work.options.backend, work.options.device)
     if work.options.hash == "sha256":
-        content["sha256"] = sha256_sums(folder, [*records, *sidecars], work)
-        write_file(folder / SUMS, sums_text(content["sha256"]).encode())
+        content["sha256"] = _write_sums(folder, [*records, *sidecars], work)
     return content
+
+
+def _write_sums(folder: Path, names: Iterable[str], work: Work) -> dict[str, str]:
+    sums = sha256_sums(folder, names, work)
+    write_file(folder / SUMS, sums_text(sums).encode("utf-8", "surrogateescape"))
+    return sums
 
 
 def _carried_over(place: Place, content: Mapping[str, Any]) -> Records:

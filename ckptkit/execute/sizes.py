@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..plan import COPY, Plan, Shard
+from ..plan import Plan, Shard
 from ..source import Source
 from .journal import finished, read_journal
 from .links import links_without_bytes
@@ -23,7 +23,7 @@ class Space(NamedTuple):
 
 
 def space(plan: Plan, source: Source, out: Path, options: Options) -> Space:
-    """Exact in file sizes; manifest, journal and the filesystem's own needs are not counted. Changes nothing."""
+    """Exact in file sizes; manifest, journal and the filesystem's own needs are not counted."""
     place = locate(out)
     done = finished(plan, place.folder, read_journal(place.folder)) if options.resume else {}
     sidecars = sum(source.files[s.name].size if s.text is None else len(s.text.encode()) for s in plan.sidecars)
@@ -39,7 +39,7 @@ def to_write(
 ) -> Iterator[tuple[Shard, int]]:
     """The shards that are not ``done``, each with the bytes it takes: none where a link is expected to do."""
     folder = nearest(place.folder)
-    links: dict[int | None, bool] = {}
+    links: dict[tuple[int, int] | None, bool] = {}
     for shard in plan.shards:
         if shard.name in done:
             continue
@@ -47,26 +47,25 @@ def to_write(
             yield shard, shard.layout[1].file_size
             continue
         info = source.files[shard.source]
-        device = _device(info.path)
-        if device not in links:
-            links[device] = links_without_bytes(info.path, folder, options.link)
-        yield shard, 0 if links[device] else info.size
+        home = _home(info.path)
+        if home not in links:
+            links[home] = links_without_bytes(info.path, folder, options.link)
+        yield shard, 0 if links[home] else info.size
 
 
-def _device(path: Path) -> int | None:
-    """The filesystem that a file lies on; None once it is gone, which is for the check of the source to say."""
+def _home(path: Path) -> tuple[int, int] | None:
+    """A file's filesystem and owner; None once it is gone, which is for the check of the source to say."""
     try:
-        return path.stat().st_dev
+        stat = path.stat()
     except OSError:
         return None
+    return stat.st_dev, stat.st_uid
 
 
-def peak_memory(plan: Plan, options: Options) -> int:
-    """About how many bytes of memory a run takes at its peak: the interpreter, torch, and the chunks in flight."""
-    computes = any(step.op != COPY for step in plan.steps())
-    if not computes:
-        return 60_000_000 + 2 * options.chunk_bytes
-    return 240_000_000 + 8 * options.threads * options.chunk_bytes
+def copied(plan: Plan, source: Source, out: Path, link: str) -> list[int]:
+    """Bytes of each untouched shard that has to be copied because ``link`` does not work from there to ``out``."""
+    sizes = to_write(plan, source, locate(out), Options(link=link), ())
+    return [size for shard, size in sizes if shard.linked and size]
 
 
 def nearest(path: Path) -> Path:

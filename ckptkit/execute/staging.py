@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import socket
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from ..errors import Finding, UserError
 
 JOURNAL = ".ckptkit.journal"
 LOCK = ".ckptkit.lock"
-SUMS = "SHA256SUMS"
 PARTIAL = ".partial"
-_INSIDE = ".ckptkit-"
+INSIDE = ".ckptkit-"
+PROBE = f"{INSIDE}probe"
+NAME_MAX = 255  # bytes that a file name may have, on every filesystem that is in common use
 
 
 class Place(NamedTuple):
@@ -33,15 +35,23 @@ class Place(NamedTuple):
     def aside(self, owner: int) -> Path:
         """Where process ``owner`` keeps the OUT that it overwrites."""
         name = f"replaced-{owner}"
-        return self.out / (_INSIDE + name) if self.inside else self.out.with_name(f"{self.out.name}.{name}")
+        return self.out / (INSIDE + name) if self.inside else beside(self.out, f".{name}")
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """``path`` with ``suffix`` behind its name; a name that is too long for that gives way to its digest."""
+    name = path.name + suffix
+    if len(os.fsencode(name)) > NAME_MAX:
+        name = hashlib.sha256(os.fsencode(path.name)).hexdigest() + suffix
+    return path.with_name(name)
 
 
 def locate(out: Path) -> Place:
     out = out.resolve()
-    within = out / f"{_INSIDE}partial"
+    within = out / f"{INSIDE}partial"
     if out.is_dir() and (within.is_dir() or out == Path.cwd() or _is_mount(out) or not writable(out.parent)):
         return Place(out, within, inside=True)
-    return Place(out, out.with_name(out.name + PARTIAL), inside=False)
+    return Place(out, beside(out, PARTIAL), inside=False)
 
 
 def _is_mount(path: Path) -> bool:
@@ -59,9 +69,9 @@ def writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def entries(out: Path) -> list[str]:
-    """What stands in OUT, by name, without the executor's own and a filesystem's ``lost+found``."""
-    return sorted(name for name in os.listdir(out) if not name.startswith(_INSIDE) and name != "lost+found")
+def entries(folder: Path) -> list[str]:
+    """What stands in a folder, by name, without the executor's own and a filesystem's ``lost+found``."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(INSIDE) and name != "lost+found")
 
 
 @contextlib.contextmanager
@@ -103,7 +113,7 @@ def is_held(place: Place) -> bool:
 def held(place: Place) -> Finding:
     owner = "another process"
     with contextlib.suppress(OSError):
-        owner = (place.folder / LOCK).read_text(errors="replace") or owner
+        owner = (place.folder / LOCK).read_text("utf-8", "replace") or owner
     message = f"{place.out} is being made by {owner}"
     return Finding("output.locked", message, file=str(place.out), hint="let it end, stop it, or name another output")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import fail
 from ..header import DTYPE_BITS, Entry, row_view
-from ..ops import Block, Chunk, NonFinite, Operation, Overflow, Read, operation
+from ..ops import Block, Chunk, Inexact, Operation, Overflow, Read, Unfit, operation
 from ..plan import Ref, Step
 from ..source import Source
 from .work import Work
@@ -101,18 +101,25 @@ def read_block(source: Source, ref: Ref, read: Read) -> Block:
     else:
         for row in range(rows):
             source.read_into(ref.file, start + row * width, view[row * size : (row + 1) * size])
-    return Block(data, ref.dtype, rows, stop - first)
+    return Block(data, ref.dtype, rows, stop - first, ref.shape)
 
 
 @contextmanager
 def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
-    """Give a value that an operation cannot convert the name of its file and tensor."""
+    """Give a value that an operation cannot convert the name of its file and tensor; MemoryError is torch's too."""
     try:
         yield
-    except (NonFinite, Overflow) as error:
+    except Unfit as error:
         ref = step.inputs[list(reads)[error.index].tensor]
         message = f"{ref.file}: {ref.name} holds {error.what}"
-        id, hint = f"data.{error.what.lower()}", "--set nonfinite=keep converts it all the same"
+        id = f"data.{error.what.lower()}"
+        hint = "--set nonfinite=keep converts it all the same" if "modules" in step.args else f"--allow {id} keeps it"
         if isinstance(error, Overflow):
             id, hint = "data.overflow", "--allow data.overflow makes it Inf; or leave the tensor as it is"
+        if isinstance(error, Inexact):
+            id, hint = "dequantize.inexact", "--inexact round rounds the least of them; --dtype bf16 holds all"
         raise fail(id, message, file=ref.file, tensor=ref.name, hint=hint) from None
+    except RuntimeError as error:
+        if "allocate memory" in str(error) or "out of memory" in str(error):
+            raise MemoryError(str(error).partition("\n")[0]) from error
+        raise

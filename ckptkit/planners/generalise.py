@@ -1,7 +1,7 @@
 """Module names as a few regexes: what a written ``quantization_config`` says instead of thousands of names.
 
-An index (:mod:`ckptkit.names`) is written ``\\d+`` when all of the checkpoint's are meant, else as an alternation, so that a pattern never reaches a
-module of the checkpoint that was not meant.
+An index (:mod:`ckptkit.names`) is written ``\\d+`` when all of the checkpoint's are meant, else as an alternation, so
+that a pattern never reaches a module of the checkpoint that was not meant.
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from ..names import Indices, split, to_template
-
-ANY = r"\d+"
-PREFIX = r"re:^(?:.*\.)?"
-# Parts of a path that only wrap the text model: engines add, drop and reorder them.
-WRAPPERS = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer"})
+from ..names import ANY, PREFIX, Indices, split, to_template, unwrapped
 
 ByTemplate = Mapping[str, Collection[str]]
 
@@ -50,31 +45,9 @@ def _forms_of(template: str, chosen: Collection[str], among: Collection[str]) ->
     return _forms({split(name)[1] for name in chosen}, {split(name)[1] for name in among})
 
 
-def unwrapped(name: str) -> str:
-    """A name or template without the leading parts that only wrap the text model."""
-    parts = name.split(".")
-    while len(parts) > 1 and parts[0] in WRAPPERS:
-        del parts[0]
-    return ".".join(parts)
-
-
-def template_of(pattern: str) -> str | None:
-    """The template whose names, behind any prefix, a pattern written here or an exact name can match; None for others."""
-    if not pattern.startswith("re:"):
-        return to_template(pattern)
-    if not (pattern.startswith(PREFIX) and pattern.endswith("$")):
-        return None
-    parts = pattern[len(PREFIX) : -1].split(r"\.")
-    return ".".join("#" if _is_index(part) else re.sub(r"\\(.)", r"\1", part) for part in parts)
-
-
 def _write(template: str, form: Indices) -> str:
     texts = iter(form)
     return r"\.".join(next(texts) if part == "#" else re.escape(part) for part in template.split("."))
-
-
-def _is_index(part: str) -> bool:
-    return part == ANY or part.isdecimal() or part.startswith("(?:")
 
 
 def _forms(chosen: set[Indices], among: set[Indices]) -> list[Indices]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from ..consumers import LINEAR_CLASS, Declared, by_compressed_tensors, by_vllm, declared, matches
 from ..errors import Finding
 from ..families import Kind, fused_set
-from ..names import uniform
+from ..names import template_of, uniform
 from ..schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
-from .generalise import by_template, patterns, template_of
+from .generalise import by_template, patterns
 
 FOREIGN_PREFIX = "language_model."
 # The classes vLLM gives these modules: a head's and an embedding's name no Linear, so a class target passes them by.
@@ -96,8 +96,8 @@ def _ignore(
 
 
 def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any] | None) -> dict[str, Any]:
-    known = (present or {}).get("format")
-    formats = {(group.get("format") if isinstance(group, Mapping) else None) or known for group in groups.values()}
+    known = _format(present)
+    formats = {_format(group) or known for group in groups.values()}
     table: dict[str, Any] = (
         dict(present)
         if present
@@ -112,8 +112,15 @@ def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any]
     )
     table["config_groups"] = groups
     table["format"] = formats.pop() if len(formats) == 1 else "mixed-precision"
+    table["quantization_status"] = "compressed"
     table["ignore"] = ignore
     return table
+
+
+def _format(stated: Any) -> str | None:
+    """What a config, or a group of one, names as its format."""
+    found = stated.get("format") if isinstance(stated, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 # --- reading it back ---------------------------------------------------------------------------------------
@@ -128,25 +135,35 @@ def disagreements(table: Mapping[str, Any], modules: Sequence[Modules]) -> Itera
     config = declared(table)
     present = {name for alike in modules for name in alike.names}
     for module, kind, want in _distinct(modules, config):
-        torch_class = TORCH_CLASSES.get(kind, LINEAR_CLASS)
-        vllm_class = VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
-        for name in _spellings(module):
-            readings = {
-                "compressed-tensors": by_compressed_tensors(config, name, torch_class),
-                "vLLM": by_vllm(config, name, vllm_class),
-            }
-            for reader, got in readings.items():
-                if got != want:
-                    yield _disagreement(reader, name, want, got)
-        yield from _fused(config, module, want, present)
+        misread = [reading for reading in _readings(config, module, kind) if reading.group != want]
+        if misread:
+            yield _misread(module, want, misread)
+        else:
+            yield from _fused(config, module, want, present)
 
 
-def _spellings(name: str) -> set[str]:
+class _Reading(NamedTuple):
+    """The group that a consumer gives the module that it knows by ``name``."""
+
+    consumer: str
+    name: str
+    group: str | None
+
+
+def _readings(config: Declared, module: str, kind: Kind) -> Iterator[_Reading]:
+    torch_class = TORCH_CLASSES.get(kind, LINEAR_CLASS)
+    vllm_class = VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
+    for name in _spellings(module):
+        yield _Reading("compressed-tensors", name, by_compressed_tensors(config, name, torch_class))
+        yield _Reading("vLLM", name, by_vllm(config, name, vllm_class))
+
+
+def _spellings(name: str) -> Iterable[str]:
     """The names under which engines may know a module: its own, behind another prefix, with wrappers swapped."""
     first, second = "model.language_model.", "language_model.model."
     swapped = name.replace(first, second, 1) if name.startswith(first) else name
     swapped = name.replace(second, first, 1) if name.startswith(second) else swapped
-    return {name, FOREIGN_PREFIX + name, swapped}
+    return dict.fromkeys((name, FOREIGN_PREFIX + name, swapped))
 
 
 def _fused(config: Declared, module: str, want: str | None, present: Collection[str]) -> Iterator[Finding]:
@@ -157,10 +174,15 @@ def _fused(config: Declared, module: str, want: str | None, present: Collection[
     try:
         got = by_vllm(config, layer, "QKVParallelLinear", members)
     except ValueError as error:
-        yield _disagreement("vLLM", layer, want, str(error))
+        yield _disagreement(module, f"vLLM would not load it: {error}", _together(layer))
         return
     if got != want:
-        yield _disagreement("vLLM", layer, want, got)
+        message = f"{module} is {_called(want)}; vLLM would take {layer}, of which it is a part, for {_called(got)}"
+        yield _disagreement(module, message, _together(layer))
+
+
+def _together(layer: str) -> str:
+    return f"let one group of the recipe target all parts of {layer}, or ignore them all"
 
 
 def _distinct(modules: Iterable[Modules], config: Declared) -> Iterator[tuple[str, Kind, str | None]]:
@@ -176,7 +198,19 @@ def _is_behind(template: str, ends: Collection[str | None]) -> bool:
     return any(end is None or template == end or template.endswith(f".{end}") for end in ends)
 
 
-def _disagreement(reader: str, name: str, want: str | None, got: str | None) -> Finding:
-    message = f"{reader} would take {name} for {got or 'unquantized'}; it is {want or 'unquantized'}"
-    hint = "two modules have names of which one ends in the other: ignore one of them in the recipe"
-    return Finding("plan.config", message, file="config.json", tensor=name, hint=hint)
+def _misread(module: str, want: str | None, misread: Sequence[_Reading]) -> Finding:
+    """A module that patterns meant for another one reach, told by the first name under which that happens."""
+    _, name, got = misread[0]
+    consumers = [reading.consumer for reading in misread if (reading.name, reading.group) == (name, got)]
+    known = "" if name == module else f" under the name {name}"
+    message = f"{module} is {_called(want)}; {' and '.join(consumers)} would take it{known} for {_called(got)}"
+    hint = "its name ends like that of another module: let one group of the recipe target both, or ignore both"
+    return _disagreement(module, message, hint)
+
+
+def _called(group: str | None) -> str:
+    return "unquantized" if group is None else f"one of group {group}"
+
+
+def _disagreement(module: str, message: str, hint: str) -> Finding:
+    return Finding("plan.config", message, file="config.json", tensor=module, hint=hint)

@@ -17,7 +17,7 @@ from ..ops import operation
 from ..ops.select import select as select_operation
 from ..plan import Plan, Shard, Step, copy_step
 from ..recipe import Group, Recipe
-from . import existing, refusals
+from . import existing, reach, refusals
 from .config_json import config_text
 from .experts import Slice, bias_steps, cut
 from .selection import Choice, select, tied_head
@@ -42,9 +42,9 @@ def plan_quantize(
     problems, warnings = _sort(_source_problems(checkpoint), allow)
     if problems:
         raise UserError(problems)
-    choices, unmatched = select(checkpoint, recipe)
+    choices = select(checkpoint, recipe)
     pieces, misfits = cut(choices, checkpoint.config)
-    found = chain(unmatched, misfits, _refusals(checkpoint, recipe, choices, pieces))
+    found = chain(misfits, _refusals(checkpoint, recipe, choices, pieces))
     problems, allowed = _sort(found, allow)
     if problems:
         raise UserError(problems)
@@ -89,6 +89,9 @@ def _refusals(
     checkpoint: Checkpoint, recipe: Recipe, choices: Sequence[Choice], pieces: Mapping[str, list[Slice]]
 ) -> Iterator[Finding]:
     quantized = existing.quantized_modules(checkpoint)
+    yield from reach.overreach(recipe, choices, checkpoint)
+    yield from reach.unmatched(recipe, choices, checkpoint)
+    yield from reach.experts_left(recipe, choices)
     yield from refusals.ties(recipe, choices, tied_head(checkpoint))
     yield from existing.refusals(recipe, checkpoint, choices, quantized)
     yield from refusals.fused_differ(recipe.groups, choices, quantized)

@@ -36,11 +36,11 @@ def indivisible(choices: Iterable[Choice], pieces: Mapping[str, list[Slice]]) ->
 
 
 def head_blocks(choices: Iterable[Choice]) -> Iterator[Finding]:
-    """``plan.head-block-fp8``: SGLang refuses or misreads block-scaled FP8 heads."""
+    """``plan.head-block-fp8``: SGLang refuses or misreads heads whose scales are of blocks."""
     for choice in choices:
         if choice.group is not None and choice.kind is Kind.HEAD and choice.group.scheme.weights.strategy == "block":
             for module, ref in choice.modules.items():
-                message = f"{module} would be block-scaled FP8, which engines do not serve as a head"
+                message = f"{module} would be {choice.group.scheme.describe()}; engines serve no head in blocks"
                 group = f"{{targets: [{module!r}], scheme: W8A16, strategy: channel}}"
                 hint = f"give the head a group of its own, say {group}"
                 yield Finding("plan.head-block-fp8", message, tensor=ref.name, hint=hint)

@@ -1,7 +1,8 @@
 """Which module gets which group of a recipe: ignores win, then the first group that reaches it.
 
 A *choice* is made for every weight of rank two or more and for every 3-D expert tensor. Everything else is copied.
-Nothing is decided silently: each choice names its rule, and each rule that decides nothing is a finding.
+Nothing is decided silently: each choice names its rule, and each rule that decides nothing is a finding
+(:mod:`.reach`).
 
 A checkpoint of 230,000 tensors has a few dozen name templates, so one choice is made for all weights that are alike.
 """
@@ -9,20 +10,17 @@ A checkpoint of 230,000 tensors has a few dozen name templates, so one choice is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..errors import Finding
 from ..families import Kind, classifier, embedding_of, head_of, is_expert_tensor, is_tied, module_of
 from ..header import FLOATS
-from ..names import Matcher, layered, to_template
-from ..patterns import CLASS_TARGETS, nearest
+from ..names import Matcher, layered
+from ..patterns import CLASS_TARGETS
 from ..plan import Ref
 from ..recipe import Group, Recipe
 
-# Reached by a class target only together with a target or an ignore that names them.
-NAMED_ONLY = {Kind.HEAD: "head", Kind.ROUTER: "router", Kind.MTP: "MTP module", Kind.DRAFT: "draft module"}
 NOT_LINEAR = {
     Kind.EMBEDDING: "embedding",
     Kind.POSITION: "position embedding",
@@ -77,17 +75,12 @@ class Choice(NamedTuple):
         return [ref.name for ref in self.modules.values()]
 
 
-class Selection(NamedTuple):
-    """All choices, in the order of the checkpoint, and every problem seen while choosing."""
+def select(checkpoint: Checkpoint, recipe: Recipe) -> list[Choice]:
+    """Apply groups and ignores of ``recipe`` to the checkpoint's modules: all choices, in the checkpoint's order.
 
-    choices: list[Choice]
-    problems: list[Finding]
-
-
-def select(checkpoint: Checkpoint, recipe: Recipe) -> Selection:
-    """Apply groups and ignores of ``recipe`` to the checkpoint's modules."""
-    choices = [_choice(recipe, alike, modules) for alike, modules in _gathered(checkpoint, recipe).items()]
-    return Selection(choices, [*_overreach(recipe, choices), *_unmatched(recipe, choices, checkpoint)])
+    What is wrong with them is for :mod:`.reach` to say.
+    """
+    return [_choice(recipe, alike, modules) for alike, modules in _gathered(checkpoint, recipe).items()]
 
 
 def tied_head(checkpoint: Checkpoint) -> tuple[str, Ref] | None:
@@ -161,111 +154,3 @@ def _rule(group: Group | None, ignores: Sequence[str], kind: Kind) -> str:
     if group is not None:
         return f"groups.{group.name}"
     return f"not Linear: {NOT_LINEAR[kind]}" if kind in NOT_LINEAR else "reached by no group"
-
-
-# --- problems ----------------------------------------------------------------------------------------------
-
-
-def _overreach(recipe: Recipe, choices: Sequence[Choice]) -> Iterator[Finding]:
-    """What a group reaches and may not take: by class only, in passing, in three dimensions, quantized already."""
-    in_passing: dict[tuple[str, str], list[str]] = defaultdict(list)
-    experts: dict[str, list[str]] = defaultdict(list)
-    quantized: dict[str, list[str]] = defaultdict(list)
-    swept = _groups_of_linear(choices)
-    for choice in choices:
-        group, kind = choice.group, choice.kind
-        if group is None:
-            if not choice.ignores and not choice.is_float:
-                for reaching, by in zip(recipe.groups, choice.named, strict=True):
-                    if by:
-                        quantized[reaching.name] += choice.weights()
-        elif choice.is_experts:
-            if group.experts is None:
-                experts[group.name] += choice.weights()
-        elif kind in NAMED_ONLY and not any(choice.named):
-            in_passing[group.name, NAMED_ONLY[kind]] += choice.modules
-        elif kind in NOT_LINEAR and group.name in swept and choice.modules.keys() - group.targets:
-            in_passing[group.name, NOT_LINEAR[kind]] += [name for name in choice.modules if name not in group.targets]
-    yield from (_class_reach(group, what, modules) for (group, what), modules in in_passing.items())
-    yield from (_experts_3d(group, names) for group, names in experts.items())
-    yield from (_quantized(group, names) for group, names in quantized.items())
-
-
-def _groups_of_linear(choices: Iterable[Choice]) -> set[str]:
-    """Groups that quantize something Linear: a pattern of theirs that also reaches an embedding was not meant to."""
-    return {c.group.name for c in choices if c.group is not None and c.kind not in NOT_LINEAR}
-
-
-def _unmatched(recipe: Recipe, choices: Iterable[Choice], checkpoint: Checkpoint) -> Iterator[Finding]:
-    won: set[tuple[str, str]] = set()
-    lost: dict[tuple[str, str], Choice] = {}
-    ignoring: set[str] = set()
-    for choice in choices:
-        ignoring.update(choice.ignores)
-        for group, matched in zip(recipe.groups, choice.named, strict=True):
-            if choice.group is group:
-                won.update((group.name, target) for target in matched)
-                if choice.kind not in NOT_LINEAR and not choice.is_experts:
-                    won.update((group.name, target) for target in CLASS_TARGETS)
-            else:
-                for target in matched:
-                    lost.setdefault((group.name, target), choice)
-    targets = [(group, t) for group in recipe.groups for t in group.targets if (group.name, t) not in won]
-    ignores = [item.pattern for item in recipe.ignore if not item.optional and item.pattern not in ignoring]
-    if targets or ignores:
-        modules = {name.rpartition(".")[0] for name in checkpoint.tensors}.union(*(c.modules for c in choices))
-        yield from (_target_unmatched(group, t, lost.get((group.name, t)), modules) for group, t in targets)
-        yield from (_ignore_unmatched(text, modules) for text in ignores if not any(map(Matcher([text]).all, modules)))
-
-
-def _target_unmatched(group: Group, target: str, lost: Choice | None, modules: set[str]) -> Finding:
-    close = None
-    if lost is not None:
-        reason = _why_lost(lost)
-    elif target in CLASS_TARGETS:
-        reason = "no weight that is left to it is a floating matrix of a Linear"
-    else:
-        reason = "no weight of the checkpoint has such a name"
-        close = nearest(target, modules)
-    message = f"groups.{group.name}: target {target!r} wins no tensor: {reason}"
-    hint = f"did you mean {close}?" if close else f"move groups.{group.name} up, correct the target, or remove it"
-    return Finding("recipe.target-unmatched", message, hint=hint, data={"group": group.name, "target": target})
-
-
-def _why_lost(choice: Choice) -> str:
-    module, ref = choice.first
-    if choice.group is not None:
-        return f"{module} is won by groups.{choice.group.name}, which stands before it"
-    if choice.ignores:
-        return f"{module} is ignored by {choice.ignores[0]!r}"
-    return f"{ref.name} is {ref.dtype} {list(ref.shape)}, not a floating matrix"
-
-
-def _ignore_unmatched(pattern: str, modules: Iterable[str]) -> Finding:
-    close = nearest(pattern, modules)
-    meant = f"did you mean {close}? else " if close else ""
-    message = f"ignore {pattern!r} matches no module of the checkpoint (patterns are matched against module names)"
-    hint = f"{meant}write {{pattern: {pattern!r}, optional: true}}"
-    return Finding("recipe.ignore-unmatched", message, hint=hint, data={"pattern": pattern})
-
-
-def _class_reach(group: str, what: str, modules: list[str]) -> Finding:
-    forms = sorted({to_template(module).replace("#", "*") for module in modules})
-    message = f"groups.{group} reaches {len(modules):,} {what} weights only in passing ({', '.join(forms[:3])})"
-    hint = f"name it: add {forms[0]!r} to ignore, or to a group's targets"
-    data = {"group": group, "modules": len(modules), "forms": forms}
-    return Finding("recipe.class-reach", message, tensor=f"{modules[0]}.weight", hint=hint, data=data)
-
-
-def _experts_3d(group: str, names: list[str]) -> Finding:
-    message = f"groups.{group} reaches {len(names):,} 3-D expert tensors and does not say how they lie"
-    hint = (
-        f"set groups.{group}.experts to rows ([E, 2*inter, hidden]) or columns ([E, hidden, 2*inter]), or ignore them"
-    )
-    return Finding("plan.experts-3d", message, tensor=names[0], hint=hint, data={"group": group, "tensors": len(names)})
-
-
-def _quantized(group: str, names: list[str]) -> Finding:
-    message = f"groups.{group} reaches {len(names):,} weights that are quantized already"
-    hint = "ckptkit dequantize SRC OUT makes them dense first; or ignore them"
-    return Finding("plan.existing", message, tensor=names[0], hint=hint, data={"group": group, "tensors": len(names)})

@@ -53,7 +53,7 @@ def test_figures_are_those_of_whole_logits(source: Path, tmp_path: Path) -> None
     with open_source(str(out)) as made, open_source(str(source)) as against:
         subject = Subject(open_checkpoint(made), against=open_checkpoint(against))
         (pair,) = [pair for pair in subject.matched.pairs if pair.made.name == HEAD]
-        limits = bound(pair.made, pair.source)
+        limits = bound(pair.made.stored, pair.source.stored)
         found = agreements(pair, made, against, limits, {"given": states.numpy()})["given"]
     weight = load_file(source / "model.safetensors")["lm_head.weight"].double()
     tensors = load_file(out / "model.safetensors")
@@ -121,4 +121,4 @@ def test_a_norm_that_adds_one(tmp_path: Path) -> None:
     tensors = llama() | {"model.norm.weight": torch.zeros(128, dtype=torch.bfloat16)}
     source = checkpoint(tmp_path / "source", tensors, llama_config(model_type="gemma"))
     with open_source(str(source)) as against:
-        assert np.array_equal(heads._final_norm(open_checkpoint(against), 128), np.ones(128, np.float32))
+        assert np.array_equal(heads.final_norm(open_checkpoint(against), 128), np.ones(128, np.float32))

@@ -72,6 +72,11 @@ def test_a_lone_file_that_transformers_prefers_is_an_error(model: Path, name: st
     assert ids(model) == [("index.stray-shard", severity)]
 
 
+def test_a_shard_that_the_index_leaves_out_is_an_error(model: Path) -> None:
+    edit(model, lambda table: table.update(weight_map={k: v for k, v in table["weight_map"].items() if v == FIRST}))
+    assert ("index.stray-shard", "error") in ids(model)
+
+
 def test_a_file_beside_a_single_one_is_a_warning(tmp_path: Path) -> None:
     checkpoint(tmp_path, llama())
     checkpoint(tmp_path / "old", {"a": torch.zeros(1)})

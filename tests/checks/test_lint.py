@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from lint_models import (
     draft,
     fp8_body,
     linears,
+    mixture,
     packed_head,
     with_mtp,
 )
@@ -29,7 +32,7 @@ from make import checkpoint, llama, llama_config
 from packaging.version import Version
 
 from ckptkit.checkpoint import scan
-from ckptkit.checks import Probe, Subject, lint
+from ckptkit.checks import Level, Probe, Subject, lint, run
 from ckptkit.checks.predicates import PREDICATES
 from ckptkit.cli import main
 from ckptkit.errors import Finding, UserError
@@ -95,7 +98,13 @@ def sglang_models() -> Iterator[tuple[str, Case]]:
     odd, possible, fitting = shaped(H + 64, H + 64), shaped(H, H + 64), shaped(H, H)
     yield "lint.sglang-wna16-shape", Case(new, (), odd, possible)
     yield "lint.sglang-wna16-minimum", Case(new, (), possible, fitting)
+    yield "lint.sglang-gpt-oss-experts", gpt_oss(new)
     yield "lint.sglang-missing-tensors", Case(new, (), dense().minus("model.layers.1."), dense())
+
+
+def gpt_oss(engine: str) -> Case:
+    """Experts one by one in gpt-oss, and in a model of which engines load them so."""
+    return Case(engine, (), mixture("int4").having(architectures=["GptOssForCausalLM"]), mixture("int4"))
 
 
 def shaped(outputs: int, inputs: int) -> Model:
@@ -148,6 +157,7 @@ def vllm_heads() -> Iterator[tuple[str, Case]]:
     yield "lint.vllm-embedding-not-named", Case(new, (), embedding.declared("Linear"), named)
     fp8 = dense().fp8("model.embed_tokens").declared("re:.*embed_tokens$", ignore=(BODY,), type="float")
     yield "lint.vllm-embedding-format", Case(new, (), fp8, named)
+    yield "lint.vllm-gpt-oss-experts", gpt_oss(new)
     yield "lint.vllm-embedding-architecture", Case(new, (), named.having(architectures=["MixtralForCausalLM"]), named)
 
 
@@ -184,6 +194,26 @@ def transformers() -> Iterator[tuple[str, Case]]:
     yield "lint.transformers-tied-quantized-head", Case(name, (), packed.having(tie_word_embeddings=True), packed)
     mtp = with_mtp(dense("Qwen3NextForCausalLM"))
     yield "lint.transformers-mtp-left-out", Case(name, ("mtp",), mtp, mtp.having(architectures=["Glm4MoeForCausalLM"]))
+    yield from transformers_experts()
+    fp4 = dense().nvfp4("lm_head").declared(HEAD, ignore=(BODY,), num_bits=4, type="float", strategy="tensor_group")
+    half = fp4.having(torch_dtype="float16")
+    yield "lint.transformers-bfloat16-only", Case(name, (), half, fp4.having(torch_dtype="bfloat16"))
+    tower = {"visual__blocks__0__attn__proj__weight": ("BF16", (H, H))}
+    vision = packed_head("Qwen2_5_VLForConditionalGeneration").plus(**tower).having(model_type="qwen2_5_vl")
+    exact, open_ = (vision.declared("Linear", HEAD, ignore=(BODY, f"re:{start}visual.*")) for start in ("", ".*"))
+    yield "lint.transformers-renamed", Case(name, (), exact, open_)
+
+
+def transformers_experts() -> Iterator[tuple[str, Case]]:
+    name, good = "transformers==5.17.0", mixture("int4")
+    yield "lint.transformers-experts-dense", Case(name, (), mixture("int4", "dense"), good)
+    yield "lint.transformers-experts-form", Case(name, (), mixture("fp8-block"), mixture("fp8"))
+    yield "lint.transformers-experts-scale", Case(name, (), mixture("nvfp4"), good)
+    yield "lint.transformers-experts-group", Case(name, (), mixture("int8", "int4"), good)
+    yield "lint.transformers-experts-apart", Case(name, (), mixture("int4", model_type="gpt_oss"), good)
+    stacked = {"model__layers__0__feed_forward__experts__gate_up_proj": ("BF16", (2, H, 2 * H))}
+    llama4 = packed_head("Llama4ForCausalLM").having(model_type="llama4_text")
+    yield "lint.transformers-experts-stacked", Case(name, (), llama4.plus(**stacked), llama4)
 
 
 def llama_cpp() -> Iterator[tuple[str, Case]]:
@@ -283,6 +313,90 @@ def test_a_missing_head_and_a_missing_layer_are_missed(tmp_path: Path) -> None:
         assert findings(id, broken.subject(tmp_path / str(number), "vllm==0.26"))
     tied = model.minus("lm_head.").having(tie_word_embeddings=True)
     assert findings(id, tied.subject(tmp_path / "tied", "vllm==0.26")) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "id"),
+    [
+        (("zeros",), "lint.transformers-experts-form"),
+        (("int8-plain",), "lint.transformers-experts-form"),
+        (("fp8-block",), "lint.transformers-experts-form"),
+        (("dense",), "lint.transformers-experts-dense"),
+        (("fp8", "int4"), "lint.transformers-experts-group"),
+        (("nvfp4",), "lint.transformers-experts-scale"),
+        (("int8",), None),
+        (("fp8",), None),
+    ],
+)
+def test_experts_in_each_format_have_their_one_error(stored: tuple[str, ...], id: str | None, tmp_path: Path) -> None:
+    found = everything(mixture(*stored).subject(tmp_path, "transformers"))
+    assert [finding.id for finding in found if finding.severity == "error"] == ([id] if id else [])
+
+
+def test_shared_experts_can_give_experts_their_scheme(tmp_path: Path) -> None:
+    """The group that comes first counts if a regex of it has ``experts`` in it."""
+    shared = "model.layers.0.mlp.shared_experts.up_proj"
+    model = mixture("int4").plus(**{f"{shared}.weight".replace(".", "__"): ("BF16", (H, H))}).packed(shared)
+    table = model.config["quantization_config"]
+    group = {"targets": [r"re:.*shared_experts.*"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+    for number, (groups, count) in enumerate(
+        [({"a": group, **table["config_groups"]}, 12), ({**table["config_groups"], "z": group}, 0)]
+    ):
+        changed = model.having(quantization_config={**table, "config_groups": groups})
+        found = findings("lint.transformers-experts-group", changed.subject(tmp_path / str(number), "transformers"))
+        assert sum(finding.data["count"] for finding in found) == count
+
+
+@pytest.mark.parametrize("stated", [{}, {"dtype": "float32"}, {"torch_dtype": "float16"}])
+def test_the_dtype_is_the_configs_or_that_of_the_first_weight(stated: dict[str, str], tmp_path: Path) -> None:
+    id = "lint.transformers-bfloat16-only"
+    model = dense().nvfp4("model.layers.0.mlp.up_proj").declared("Linear", ignore=(HEAD,), num_bits=4, type="float")
+    found = findings(id, model.having(**stated).subject(tmp_path, "transformers"))
+    assert [finding.tensor for finding in found] == ["model.layers.0.mlp.up_proj.weight_packed"] * bool(stated)
+
+
+# --- silly configs -----------------------------------------------------------------------------------------
+
+COUNTS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_experts", "n_routed_experts", "num_local_experts",
+    "num_nextn_predict_layers", "n_mtp_layers", "mtp_num_hidden_layers", "vocab_size", "draft_vocab_size",
+    "hidden_size", "intermediate_size", "head_dim", "num_attention_heads",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", COUNTS)
+def test_no_check_counts_up_to_what_a_config_says(key: str, tmp_path: Path) -> None:
+    """Ten million would show in memory; what is more than an index of a list can be would end in an OverflowError."""
+    for number, model in enumerate((mixture("int4"), with_mtp(fp8_body()), deepseek_v4(), draft("Qwen3DSparkModel"))):
+        for count in (10**7, 10**30):
+            changed = model.having(**{key: count})
+            subject = changed.subject(tmp_path / str(number), "vllm", "mtp", "dspark")
+            others = (changed.subject(tmp_path / str(number), engine) for engine in lint.ENGINES)
+            tracemalloc.start()
+            try:
+                run(subject, Level.STATIC)
+                for other in others:
+                    everything(other)
+                assert tracemalloc.get_traced_memory()[1] < 50 << 20
+            finally:
+                tracemalloc.stop()
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, ["re:x"], {"a": 5}])
+@pytest.mark.parametrize("key", ["targets", "weights", "num_bits", "type", "strategy", "group_size"])
+def test_silly_groups_stop_no_rule(key: str, value: object, tmp_path: Path) -> None:
+    model = mixture("int8", "int4")
+    table = copy.deepcopy(model.config["quantization_config"])
+    group = table["config_groups"]["int8"]
+    (group if key in group else group["weights"])[key] = value
+    for engine in lint.ENGINES:
+        assert all(
+            finding.id in RULES
+            for finding in everything(model.having(quantization_config=table).subject(tmp_path, engine))
+        )
+
+
+# --- findings ----------------------------------------------------------------------------------------------
 
 
 def test_many_modules_are_one_finding(tmp_path: Path) -> None:

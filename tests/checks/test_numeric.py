@@ -128,6 +128,23 @@ def test_no_rounding_is_beyond_its_bound(tmp_path: Path, recipe: str, dtype: tor
     assert ids(out, source) == []
 
 
+@pytest.mark.parametrize(("dtype", "lost"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_a_weight_of_which_little_is_left_is_told_though_its_format_explains_it(
+    tmp_path: Path, dtype: torch.dtype, lost: bool
+) -> None:
+    """A float16 scale is never below 2**-24: FP8's codes of such a weight are few, and most of it becomes zero."""
+    weight = (llama()[f"{UP}.weight"].float() * 2.0**-14).to(dtype)
+    tensors = {name: tensor.to(dtype) for name, tensor in llama().items()} | {f"{UP}.weight": weight}
+    dtypes = {"torch_dtype": str(dtype).removeprefix("torch.")}
+    source = checkpoint(tmp_path / "source", tensors, llama_config(**dtypes))
+    out = quantize(source, tmp_path / "out", "fp8-dynamic")
+    error = decompressed(out, UP) - weight.float()
+    assert bool(error.norm() >= 0.25 * weight.float().norm()) is lost
+    assert [(f.id, f.severity, f.tensor) for f in findings(out, source)] == (
+        [("numeric.loss", "warning", f"{UP}.weight")] if lost else []
+    )
+
+
 STEPS = {  # (bits, symmetric, arithmetic): the bound in steps for bfloat16, away from the ends of the range and there
     (8, True, "compat"): (0.75, 0.998), (8, True, "float32"): (0.5, 0.998), (4, True, "compat"): (0.5156, 0.5294),
     (4, True, "float32"): (0.5, 0.5294), (8, False, "compat"): (0.75, 2.746), (4, False, "compat"): (0.5313, 0.6487),
@@ -144,7 +161,7 @@ def test_bounds_of_integers_are_those_stated_and_are_reached(
     source = checkpoint(tmp_path / "source", tensors, llama_config())
     out = quantize(source, tmp_path / "out", recipe)
     (pair,) = [pair for pair in pairs(out, source) if pair.made.name.startswith(HEAD)]
-    limits = bound(pair.made, pair.source, arithmetic)
+    limits = bound(pair.made.stored, pair.source.stored, arithmetic)
     assert (limits.step, limits.end) == pytest.approx(STEPS[bits, symmetric, arithmetic], rel=1e-3)
     step = load_file(out / "model.safetensors")[f"{HEAD}.weight_scale"].float()
     steps = (tensors[f"{HEAD}.weight"].float() - decompressed(out, HEAD)).abs() / step

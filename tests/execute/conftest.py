@@ -10,8 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _flip(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tasks", "refusals"):
-        monkeypatch.setattr(f"ckptkit.execute.{module}.operation", lab.operation)
+    monkeypatch.setattr("ckptkit.ops._operations", lab.operations)
 
 
 @pytest.fixture

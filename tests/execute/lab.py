@@ -64,8 +64,12 @@ def _make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context
 OPERATION = Operation(FLIP, _specs, _chunks, _make, _measures, _measure)
 
 
-def operation(id: str) -> Operation:
-    return OPERATION if id == FLIP else ops.operation(id)
+REAL = ops._operations
+
+
+def operations() -> Mapping[str, Operation]:
+    """The operations that ckptkit has, and `flip`."""
+    return {**REAL(), FLIP: OPERATION}
 
 
 # --- the checkpoint and the plan -------------------------------------------------------------------------------------

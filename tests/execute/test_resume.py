@@ -102,6 +102,43 @@ def test_links_left_by_an_earlier_run_are_replaced(source: Path, out: Path, aban
     assert not list(out.rglob("*.partial"))
 
 
+@pytest.mark.parametrize("name", ["thesis.txt", "more/thesis.txt", "link"])
+def test_what_another_put_into_the_staging_folder_is_not_published(
+    source: Path, out: Path, abandoned: Abandoned, whole: dict[str, Any], name: str
+) -> None:
+    abandoned()
+    path = staging(out) / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(source) if name == "link" else path.write_text("mine")
+    error = refused(source, out, resume=True)
+    assert ([(f.id, f.file) for f in error.findings], error.exit_code) == ([("output.exists", str(path))], OUTPUT)
+    path.unlink()
+    run(source, out, resume=True)
+    assert lab.contents(out) == whole
+
+
+def test_nor_what_is_put_there_while_a_run_goes_on(source: Path, out: Path, whole: dict[str, Any]) -> None:
+    class Putting(Meter):
+        def shard(self, name: str) -> None:
+            super().shard(name)
+            (staging(out) / "thesis.txt").write_text("mine")
+
+    assert [finding.id for finding in refused(source, out, Putting()).findings] == ["output.exists"]
+    assert not out.exists()
+    (staging(out) / "thesis.txt").unlink()
+    run(source, out, resume=True)
+    assert lab.contents(out) == whole
+
+
+def test_what_is_made_last_is_made_anew(source: Path, out: Path, abandoned: Abandoned, whole: dict[str, Any]) -> None:
+    """Sums were asked for by the run that was stopped, and not by this one."""
+    abandoned()
+    for name in ("SHA256SUMS", "ckptkit.json", ".ckptkit-probe"):
+        (staging(out) / name).write_text("left by the run that was stopped")
+    run(source, out, resume=True)
+    assert lab.contents(out) == whole
+
+
 def test_an_abandoned_run_is_not_passed_over(source: Path, out: Path, abandoned: Abandoned) -> None:
     abandoned()
     error = refused(source, out, resume_command="again --resume")

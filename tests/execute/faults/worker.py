@@ -9,7 +9,7 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import lab
 
-from ckptkit.execute import tasks
+from ckptkit import ops
 
 # The tests' operation does without torch, whose import takes longer than all the rest.
 torch = ModuleType("torch")
@@ -24,6 +24,6 @@ class Announcing(lab.Meter):
 
 
 if __name__ == "__main__":
-    tasks.operation = lab.operation
+    ops._operations = lab.operations
     lab.delay = 0.025
     lab.run(Path(sys.argv[1]), Path(sys.argv[2]), Announcing())
