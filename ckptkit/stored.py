@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Protocol
 from .consumers import Declared, declared
 from .errors import Finding
 from .header import FLOATS
+from .regexes import compiled
 
 # The last part of a name: of the tensor that holds a module's weights, and of those that only say how to read it.
-WEIGHTS = frozenset({"weight", "weight_packed", "qweight", "blocks"})
+WEIGHTS = frozenset({"weight", "weight_packed", "qweight", "blocks", "codes", "weight_codes"})
 SCALES = ("weight_scale", "weight_scale_inv", "scale", "scales", "absmax", "SCB")
 NF4, FP4 = "quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4"
 COMPANIONS = frozenset(
@@ -29,10 +30,12 @@ COMPANIONS = frozenset(
 # How the names of stacked experts' tensors end, and which part each of them is.
 _STACKED = {
     "_blocks": "blocks",
+    "_codes": "codes",
     "_scales": "scales",
     "_weight_scale_2": "weight_scale_2",
     "_weight_scale": "weight_scale",
     "_scale_inv": "weight_scale_inv",
+    "_input_scale": "input_scale",
     "_packed": "weight_packed",
     "_scale": "weight_scale",
 }
@@ -74,10 +77,18 @@ class Stored(NamedTuple):
     lacks_scale: bool
 
 
-def stored_format(last: str, weight: Tensor, companions: Mapping[str, Tensor], bits: int | None) -> Stored:
+def stored_format(
+    last: str,
+    weight: Tensor,
+    companions: Mapping[str, Tensor],
+    bits: int | None,
+    block: tuple[int, int] | None = None,
+) -> Stored:
     """The format of a weight, named ``last``, with the companions beside it.
 
-    ``bits`` is what the config declares: codes packed into I32 do not show it. Without it they count as one each.
+    ``bits`` and ``block`` (rows and columns that share a scale) are what the config declares. Codes packed into I32 do
+    not show the bits: without them they count as one each. A block counts where the scale's shape fits it: the shape
+    alone does not tell a group of 128 columns from all of 128.
     """
     if last == "weight" and weight.dtype in FLOATS:
         return Stored(weight.dtype, 1, False, False)
@@ -85,7 +96,7 @@ def stored_format(last: str, weight: Tensor, companions: Mapping[str, Tensor], b
     kind, per_element = _kind(last, weight, scale, companions, bits)
     label = kind
     if scale is not None and per_element and last != "qweight" and kind not in _SHARING_KNOWN:
-        label += f" {_sharing(weight.shape, per_element, scale.shape)}"
+        label += f" {_sharing(weight.shape, per_element, scale.shape, block)}"
     return Stored(label, per_element or 1, True, scale is None)
 
 
@@ -93,27 +104,31 @@ def _kind(
     last: str, weight: Tensor, scale: Tensor | None, companions: Mapping[str, Tensor], bits: int | None
 ) -> tuple[str, int]:
     """What the numbers are, and how many are in one element (0: cannot be told)."""
-    scale_of_bytes = scale.dtype if scale is not None and weight.dtype in {"U8", "I8"} else None
+    scale_of_bytes = scale.dtype if scale is not None and weight.dtype in {"U8", "I8", "F4"} else None
+    of_fp4 = 1 if weight.dtype == "F4" else 2
     if NF4 in companions or FP4 in companions:
         return "nf4" if NF4 in companions else "fp4", 2
     if last == "blocks" or scale_of_bytes in {"F8_E8M0", "U8"}:
-        return "mxfp4", 2
+        return "mxfp4", of_fp4
     if scale_of_bytes in _FP8:
-        return "nvfp4", 2
+        return "nvfp4", of_fp4
     if weight.dtype in _FP8:
         return "fp8", 1
     if last == "qweight":
-        return f"{'gptq' if 'g_idx' in companions else 'gptq or awq'} {bits or '?'} bits", 32 // bits if bits else 0
+        along_outputs = scale is not None and scale.shape[-1:] != weight.shape[-1:]
+        return f"{'awq' if along_outputs else 'gptq'} {bits or '?'} bits", 32 // bits if bits else 0
     if last == "weight_packed":
         return (f"int{bits}", 32 // bits) if bits else ("packed integers", 0)
     return {"I8": "int8"}.get(weight.dtype, weight.dtype), 1
 
 
-def _sharing(weight: Sequence[int], per_element: int, scale: Sequence[int]) -> str:
-    """Which part of a weight shares one scale, told by the two shapes."""
+def _sharing(weight: Sequence[int], per_element: int, scale: Sequence[int], block: tuple[int, int] | None) -> str:
+    """Which part of a weight shares one scale, told by the two shapes, and by the block where they fit it."""
+    rows, columns = (*weight[-2:-1], 1)[0], weight[-1] * per_element if weight else 1
+    if block and tuple(scale[-2:]) == (math.ceil(rows / block[0]), math.ceil(columns / block[1])):
+        return f"group {block[1]}" if block[0] == 1 else f"block {block[0]}x{block[1]}"
     if math.prod(scale) == 1 or not weight:
         return "tensor"
-    rows, columns = (*weight[-2:-1], 1)[0], weight[-1] * per_element
     scale_rows, scale_columns = (scale[-2], scale[-1]) if len(scale) > 1 else (scale[-1], 1)
     if scale_rows == rows:
         return "channel" if scale_columns == 1 else f"group {columns // max(scale_columns, 1)}"
@@ -147,6 +162,14 @@ class Quantization(NamedTuple):
         """Bits of a packed weight: of its group, or of the whole checkpoint for methods that know no groups."""
         bits = self.weights(group).get("num_bits") or self.table.get("bits") or self.table.get("w_bit")
         return bits if type(bits) is int and 0 < bits <= 32 else None
+
+    def block(self, group: str | None) -> tuple[int, int] | None:
+        """Rows and columns of a weight that share a scale: of its group, or of the whole checkpoint."""
+        weights = self.weights(group)
+        match weights.get("block_structure") or self.table.get("weight_block_size") or [1, weights.get("group_size")]:
+            case [int(rows), int(columns)] if rows > 0 and columns > 0:
+                return rows, columns
+        return None
 
     def label(self, group: str | None) -> str | None:
         """A group's scheme in words."""
@@ -199,8 +222,8 @@ def _quantization(method: str, table: Mapping[str, Any]) -> tuple[Quantization, 
         try:
             found = declared(table)
             for pattern in (*(target for _, target in found.targets), *found.ignore):
-                re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
-        except (AttributeError, TypeError, re.error) as error:
+                compiled(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except (AttributeError, TypeError, OverflowError, RecursionError, re.error) as error:
             found, message = None, f"config.json: the quantization groups cannot be read: {error}"
             findings = [Finding("config.quant", message, file="config.json", severity="warning")]
     return Quantization(method, format, table, found), findings

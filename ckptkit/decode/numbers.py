@@ -29,6 +29,17 @@ def to_float32(raw: Bytes, dtype: str) -> Floats:
     raise ValueError(f"{dtype} is no dtype of weights or scales")
 
 
+def rounded(x: Floats, dtype: str) -> Floats:
+    """The nearest numbers of BF16, F16 or F32, ties to even."""
+    if dtype == "F16":
+        return x.astype(np.float16).astype(np.float32)
+    if dtype != "BF16":
+        return x
+    bits = x.view(np.uint32)
+    found = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(x), x, found)
+
+
 def _looked_up(raw: Bytes, table: Floats) -> Floats:
     """What ``table`` [256, n] holds for each byte: n numbers. Small tables stay in the processor's nearest cache."""
     found = np.empty((len(raw), table.shape[1]), np.float32)
@@ -68,21 +79,48 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def fp4(raw: Bytes) -> Floats:
     """E2M1 numbers, two in a byte."""
-    return _looked_up(raw, _small("fp4", 4))
+    return _looked_up(raw, _fp4())
 
 
-def small_integers(raw: Bytes, bits: int) -> Floats:
-    """Numbers of 1, 2 or 4 bits, offset by half their range, several in a byte."""
-    return _looked_up(raw, _small("int", bits))
+def codes(raw: Bytes) -> Floats:
+    """E2M1 numbers, one in a byte; bytes that are no code are NaN."""
+    return _looked_up(raw, _codes())
 
 
 @lru_cache
-def _small(kind: str, bits: int) -> Floats:
-    """The numbers in each byte, low bits first, [256, 8 / bits]."""
-    if kind == "fp4":
-        values = np.array([*E2M1, *(-value for value in E2M1)], np.float32)
+def _codes() -> Floats:
+    found = np.full((256, 1), np.nan, np.float32)
+    found[:16, 0] = [*E2M1, *(-value for value in E2M1)]
+    return found
+
+
+@lru_cache
+def _fp4() -> Floats:
+    return _in_each_byte(np.array([*E2M1, *(-value for value in E2M1)], np.float32), 4)
+
+
+def integers(raw: Bytes, rows: int, cols: int, bits: int, first: int = 0, offset: int = 0) -> Floats:
+    """Integers of ``bits`` bits less ``offset``, [rows, cols], packed into the 32-bit words of each row.
+
+    The first of a row starts at bit ``first``; one may lie across two words, and the last word need not be full.
+    """
+    if 8 % bits:
+        return fields(raw.view("<u4").reshape(rows, -1), cols, bits, first).astype(np.float32) - np.float32(offset)
+    if bits == 8:
+        found = np.subtract(raw, np.float32(offset), dtype=np.float32)
     else:
-        values = np.arange(1 << bits, dtype=np.float32) - (1 << bits - 1)
+        found = _looked_up(raw, _integers(bits, offset))
+    found = found.reshape(rows, -1)
+    return np.ascontiguousarray(found[:, first // bits :][:, :cols])
+
+
+@lru_cache
+def _integers(bits: int, offset: int) -> Floats:
+    return _in_each_byte(np.arange(1 << bits, dtype=np.float32) - offset, bits)
+
+
+def _in_each_byte(values: Floats, bits: int) -> Floats:
+    """The values of the codes in each byte, low bits first, [256, 8 / bits]."""
     codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     return np.ascontiguousarray(values[codes])
 
@@ -94,3 +132,12 @@ def fields(words: np.ndarray[Any, Any], count: int, bits: int, first: int = 0) -
     pairs = wide | np.roll(wide, -1, axis=1) << np.uint64(32)
     found: np.ndarray[Any, Any] = pairs[:, at // 32] >> (at % 32).astype(np.uint64) & np.uint64((1 << bits) - 1)
     return found
+
+
+# AutoAWQ's GEMM layout: the numbers of columns 0, 2, 4, 6, 1, 3, 5 and 7 lie in a word from the low bits up.
+_PLACE_IN_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def in_awq_order(numbers: Floats) -> Floats:
+    """Columns in their order, from numbers in that of the words, [rows, cols]."""
+    return numbers.reshape(len(numbers), -1, 8)[:, :, _PLACE_IN_AWQ].reshape(numbers.shape)

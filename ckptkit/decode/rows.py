@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .layout import Coding, Encoded, is_packed, scale_row, scale_rows
-from .numbers import Bytes, Floats, fields, fp4, small_integers, to_float32
+from ..errors import fail
+from ..plan import Ref
+from .layout import Coding, Encoded, is_ordered_by_row, scale_row, scale_rows, zero_is_packed_along_rows
+from .numbers import Bytes, Floats, codes, fp4, in_awq_order, integers, to_float32
 
 
 class Unpacked(NamedTuple):
     """``numbers`` [rows, cols], the zero point taken off, and the scale of each block: ``scale`` [rows or 1, blocks].
 
     ``width`` columns share a scale, the last block may be narrower. Dense weights have a scale of 1. ``zero`` are the
-    zero points, shaped as the scale; ``overall`` is what multiplies all scales, included in ``scale``.
+    zero points, shaped as the scale; ``overall`` is what multiplies all scales, included in ``scale``: the greatest, if
+    each matrix of a stack has its own.
     """
 
     numbers: Floats
@@ -54,59 +57,90 @@ def blocks(x: Floats, scale: Floats, width: int) -> list[tuple[Floats, Floats]]:
 
 
 def unpack(weight: Encoded, start: int, stop: int, data: Mapping[str, Any]) -> Unpacked:
-    """Rows [start, stop) with numbers and scales apart."""
+    """Rows [start, stop) with numbers and scales apart. Raises UserError: ``data.group-order``."""
     raw = {role: np.frombuffer(content, np.uint8) for role, content in data.items()}
-    numbers = _numbers(weight, raw["codes"], stop - start)
+    numbers = _numbers(weight, raw["codes"], start, stop)
     if weight.scale is None:
         return Unpacked(numbers, np.ones((1, 1), np.float32), weight.cols)
-    scale = _of_rows(weight, to_float32(raw["scale"], weight.scale.dtype), start, stop)
-    overall = np.float32(1)
+    order = None if weight.order is None else _order(weight, weight.order, raw["order"])
+    scale = _of_rows(weight, to_float32(raw["scale"], weight.scale.dtype), start, stop, order)
+    overall = np.ones((1, 1), np.float32)
     if weight.overall is not None:
-        stated = to_float32(raw["overall"], weight.overall.dtype)[0]
-        scale, overall = (scale / stated, 1 / stated) if weight.divides else (scale * stated, stated)
-    zero = None if weight.zero is None else _zero_points(weight, raw["zero"], start, stop)
+        stated = _of_stack(weight, to_float32(raw["overall"], weight.overall.dtype), start, stop)
+        scale, overall = (scale / stated, np.reciprocal(stated)) if weight.divides else (scale * stated, stated)
+    zero = None if weight.zero is None else _zero_points(weight, raw["zero"], start, stop, order)
     width = weight.width
-    if weight.order is not None and (order := raw["order"].view("<i4")).min(initial=0) >= 0:
+    if order is not None and not is_ordered_by_row(weight):
         scale, zero, width = scale[:, order], None if zero is None else zero[:, order], 1
     if zero is not None:
         for part, offset in blocks(numbers, zero, width):
             np.subtract(part, offset, out=part)
-    return Unpacked(numbers, scale, width, zero, float(overall))
+    return Unpacked(numbers, scale, width, zero, float(overall.max()))
 
 
-def _numbers(weight: Encoded, raw: Bytes, rows: int) -> Floats:
+def _numbers(weight: Encoded, raw: Bytes, start: int, stop: int) -> Floats:
+    """The numbers of rows [start, stop), zero points not yet taken off."""
+    rows, cols, bits = stop - start, weight.cols, weight.bits
     match weight.coding:
-        case Coding.DENSE | Coding.INT8 | Coding.FP8:
-            return to_float32(raw, weight.codes.dtype).reshape(rows, weight.cols)
+        case Coding.WORDS:
+            return integers(raw, rows, cols, bits, offset=1 << bits - 1)
+        case Coding.GPTQ:
+            return _along_rows(raw, rows, cols, bits, start * bits % 32)
+        case Coding.AWQ:
+            return in_awq_order(integers(raw, rows, cols, bits))
         case Coding.FP4:
-            return fp4(raw).reshape(rows, weight.cols)
-    if weight.bits == 8:
-        numbers = to_float32(raw ^ np.uint8(0x80), "I8").reshape(rows, -1)
-    elif weight.bits in {1, 2, 4}:
-        numbers = small_integers(raw, weight.bits).reshape(rows, -1)
-    else:
-        numbers = _offset(fields(raw.view("<u4").reshape(rows, -1), weight.cols, weight.bits), weight.bits)
-    return numbers if numbers.shape[1] == weight.cols else np.ascontiguousarray(numbers[:, : weight.cols])
+            return fp4(raw).reshape(rows, cols)
+        case Coding.CODES:
+            return codes(raw).reshape(rows, cols)
+    return to_float32(raw, weight.codes.dtype).reshape(rows, cols)
 
 
-def _offset(unsigned: np.ndarray[Any, Any], bits: int) -> Floats:
-    return unsigned.astype(np.float32) - np.float32(1 << bits - 1)
+def _along_rows(raw: Bytes, rows: int, cols: int, bits: int, first: int, offset: int = 0) -> Floats:
+    """Integers that are packed along the rows, the first of them from bit ``first`` on: [rows, cols]."""
+    words = np.ascontiguousarray(raw.view("<u4").reshape(-1, cols).T)
+    return integers(words.view(np.uint8).ravel(), cols, rows, bits, first, offset).T
 
 
-def _of_rows(weight: Encoded, flat: Floats, start: int, stop: int) -> Floats:
+def _order(weight: Encoded, ref: Ref, raw: Bytes) -> Any:
+    """The scale's row or column for each row or column; None where compressed-tensors left it at -1, not in use."""
+    order = raw.view("<i8" if ref.dtype == "I64" else "<i4")
+    by_row = is_ordered_by_row(weight)
+    least, count = order.min(initial=0), weight.grid[0 if by_row else 1]
+    if least < 0 and not by_row:
+        return None
+    if least < 0 or order.max(initial=0) >= count:
+        message = f"{ref.name} names groups from {least} to {order.max()}, and there are {count}"
+        raise fail("data.group-order", message, file=ref.file, tensor=ref.name)
+    return order
+
+
+def _of_rows(weight: Encoded, flat: Floats, start: int, stop: int, order: Any) -> Floats:
     """Scales as read, one row of them for each row of the weight; [1, blocks] where all rows share one."""
     table = flat.reshape(-1, weight.grid[1])
+    if order is not None and is_ordered_by_row(weight):
+        found: Floats = table[order]
+        return found
     if weight.grid[0] == 1 or (len(table) == stop - start and weight.height == 1):
         return table
     first, _ = scale_rows(weight, start, stop)
-    return table[[scale_row(weight, row) - first for row in range(start, stop)]]
+    of_rows: Floats = table[scale_row(weight, np.arange(start, stop)) - first]
+    return of_rows
 
 
-def _zero_points(weight: Encoded, raw: Bytes, start: int, stop: int) -> Floats:
+def _of_stack(weight: Encoded, flat: Floats, start: int, stop: int) -> Floats:
+    """What each matrix of the stack has one of, for each row: [rows, 1], or [1, 1] if all share one."""
+    return flat[np.arange(start, stop) // weight.stack if len(flat) > 1 else [0]].reshape(-1, 1)
+
+
+def _zero_points(weight: Encoded, raw: Bytes, start: int, stop: int, order: Any) -> Floats:
     """float32 [rows, blocks] or [1, blocks]."""
     assert weight.zero is not None
-    if not is_packed(weight.zero):
-        return _of_rows(weight, to_float32(raw, weight.zero.dtype), start, stop)
-    words = raw.view("<u4").reshape(-1, weight.grid[1])
-    found = fields(words.T, stop - start, weight.bits, start * weight.bits % 32)
-    return _offset(found.T, weight.bits)
+    cols, bits = weight.grid[1], weight.bits
+    if zero_is_packed_along_rows(weight):
+        return _along_rows(raw, stop - start, cols, bits, start * bits % 32, offset=1 << bits - 1)
+    if weight.coding in {Coding.GPTQ, Coding.AWQ}:
+        flat = integers(raw, len(raw) * weight.grid[0] // weight.zero.nbytes, cols, bits, offset=-weight.zero_bias)
+        flat = in_awq_order(flat) if weight.coding is Coding.AWQ else flat
+    else:
+        flat = to_float32(raw, weight.zero.dtype)
+    return _of_rows(weight, flat, start, stop, order)

@@ -68,12 +68,16 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a read brought: ``rows`` x ``cols`` elements of ``dtype``, contiguous, in a writable buffer."""
+    """What a read brought: ``rows`` x ``cols`` elements of ``dtype``, contiguous, in a writable buffer.
+
+    ``shape`` is that of the tensor they are a part of.
+    """
 
     data: bytearray
     dtype: str
     rows: int
     cols: int
+    shape: tuple[int, ...] = ()
 
 
 class Context(NamedTuple):
@@ -83,20 +87,24 @@ class Context(NamedTuple):
     nonfinite_error: bool = True
 
 
-class NonFinite(ValueError):
-    """A weight holds NaN or Inf. ``index`` is the block it was seen in; the executor names file and tensor."""
+class Unfit(ValueError):
+    """A value that cannot be converted. ``index`` is the block it was seen in; the executor names file and tensor."""
 
     def __init__(self, index: int, what: str):
         super().__init__(what)
         self.index, self.what = index, what
 
 
-class Overflow(ValueError):
-    """A value is too large for the dtype it is to have; ``index`` and ``what`` as in NonFinite."""
+class NonFinite(Unfit):
+    """A weight holds NaN or Inf: ``what``."""
 
-    def __init__(self, index: int, what: str):
-        super().__init__(what)
-        self.index, self.what = index, what
+
+class Overflow(Unfit):
+    """A value is too large for the dtype it is to have."""
+
+
+class Inexact(Unfit):
+    """A value that is to be kept as it is lies between those of the dtype it is to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ class Operation:
     measure(block, args, context)   -> a float or list of floats of one read; combined by elementwise maximum,
                                        the combined value is ``state``
     bits_on_cuda                    -> True if the bytes made on a CUDA device were shown equal to the CPU's
+    uses_torch                      -> False if ``make`` does without torch on the CPU
     """
 
     id: str
@@ -119,6 +128,7 @@ class Operation:
     measures: Callable[[Sequence[Spec], Args, int], Iterator[Read]] | None = None
     measure: Callable[[Block, Args, Context], Any] | None = None
     bits_on_cuda: bool = False
+    uses_torch: bool = True
 
 
 def operation(id: str) -> Operation:
@@ -132,6 +142,16 @@ def operation(id: str) -> Operation:
 
 @cache
 def _operations() -> Mapping[str, Operation]:
-    from . import cast, quantizers, take  # here, because they are made of what is above
+    from . import (
+        arrange,
+        cast,
+        dequantize,
+        fp4_to_fp8,
+        quantizers,
+        requantize,
+        stack,
+        take,
+    )  # here, because they are made of what is above
 
-    return take.OPERATIONS | cast.OPERATIONS | quantizers.OPERATIONS
+    made = (take, cast, arrange, dequantize, stack, fp4_to_fp8, quantizers, requantize)
+    return {id: op for module in made for id, op in module.OPERATIONS.items()}

@@ -30,4 +30,4 @@ def make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context:
     return [np.ascontiguousarray(elements[:: args["step"]])]
 
 
-OPERATIONS = {"take@1": Operation("take@1", specs, chunks, make, bits_on_cuda=True)}
+OPERATIONS = {"take@1": Operation("take@1", specs, chunks, make, bits_on_cuda=True, uses_torch=False)}

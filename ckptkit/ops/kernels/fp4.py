@@ -24,7 +24,10 @@ def nvfp4(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
     scale = local.float()
     scale.masked_fill_(scale == 0, SCALE_OF_NOTHING)
     ratio = x.float() / (scale / overall).unsqueeze(-1)
-    return {"weight_packed": pack_nibbles(_codes(ratio).view_as(w)), "weight_scale": scale.to(torch.float8_e4m3fn)}
+    return {
+        "weight_packed": pack_nibbles(_codes(ratio).view_as(w)),
+        "weight_scale": scale.to(torch.float8_e4m3fn),
+    }
 
 
 def mxfp4(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ def channel(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
 def block(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
     """A scale for each block, those at the edges cut short: float-quantized."""
     (rows, cols), (height, width) = w.shape, args["weights"]["block_structure"]
+    height = min(height, rows)  # a few very wide rows are not to be padded to a block's height
     padded = pad(w, (0, -cols % width, 0, -rows % height)) if cols % width or rows % height else w
     x = padded.view(-(-rows // height), height, -(-cols // width), width)
     scale = scale_to(largest(x).amax(1), TOP)
