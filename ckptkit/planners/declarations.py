@@ -19,6 +19,7 @@ from ..stored import Quantization, declared_quantization
 from .existing import DECLARATIONS
 
 CT, MODELOPT, GPTQ, AWQ, FP8, MXFP4 = "compressed-tensors", "modelopt", "gptq", "awq", "fp8", "mxfp4"
+AUTO_ROUND = "auto-round"
 
 _KEYS = ("quantization_config", "compression_config")
 _ALIASES = {"deepseek_v4_fp8": FP8, "gpt_oss_mxfp4": MXFP4}
@@ -45,7 +46,7 @@ class Packing(NamedTuple):
 
     bits: int | None = None
     block: tuple[int, int] | None = None
-    gptq: Literal["v1", "v2"] = "v1"
+    gptq: Literal["v1", "v2"] | None = None
     symmetric: bool = True
 
 
@@ -151,4 +152,30 @@ def _dynamic(rules: Any) -> Iterator[tuple[re.Pattern[str], Mapping[str, Any]]]:
             raise fail("config.quant", message, file=CONFIG, hint="correct the rule") from None
 
 
-_READERS: Mapping[str, Callable[[Quantization], Callable[[str], Packing]]] = {MODELOPT: _modelopt, GPTQ: _gptq}
+# How auto-round's own packings store zero points: as they are, but in the one that is AutoGPTQ's.
+_AUTO_ROUND: Mapping[str, Literal["v1", "v2"]] = {
+    "auto_round": "v2",
+    "auto_round:gptqmodel": "v2",
+    "auto_round:auto_gptq": "v1",
+}
+
+
+def _auto_round(quantization: Quantization) -> Callable[[str], Packing]:
+    """``extra_config`` sets some of the table anew for the modules it names."""
+    table, extra = quantization.table, quantization.table.get("extra_config")
+    named = extra if isinstance(extra, Mapping) else {}
+    version = _AUTO_ROUND.get(str(table.get("packing_format")))
+
+    def packing(module: str) -> Packing:
+        own = named.get(module)
+        stated = {**table, **(own if isinstance(own, Mapping) else {})}
+        return Packing(quantization._replace(table=stated).bits(None), gptq=version)
+
+    return packing
+
+
+_READERS: Mapping[str, Callable[[Quantization], Callable[[str], Packing]]] = {
+    MODELOPT: _modelopt,
+    GPTQ: _gptq,
+    AUTO_ROUND: _auto_round,
+}

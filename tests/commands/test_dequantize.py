@@ -126,6 +126,24 @@ def test_gptq_as_the_config_says(version: str, tmp_path: Path, told: Told) -> No
     assert_values(tmp_path / "out", names)
 
 
+@pytest.mark.parametrize(("packing", "version"), [("auto_round:auto_gptq", "v1"), ("auto_round", "v2")])
+def test_auto_round_stores_zero_points_both_ways(packing: str, version: str, tmp_path: Path, told: Told) -> None:
+    names = [name for name in WORDS if name != "AWQ" and ("v2" in name) == (version == "v2")]
+    own = {module_of(number, name): {"bits": sample_of(name).known["bits"]} for number, name in enumerate(names)}
+    declared = {"quant_method": "auto-round", "bits": 4, "packing_format": packing, "extra_config": own}
+    src = write(tmp_path / "src", names, {"quantization_config": declared})
+    told(src, tmp_path / "out", "--dtype", "fp32", "--no-verify")
+    assert_values(tmp_path / "out", names)
+
+
+def test_zero_points_that_nothing_explains_are_refused(tmp_path: Path, told: Told) -> None:
+    declared = {"quant_method": "auto-round", "bits": 4, "packing_format": "another"}
+    name = next(name for name in WORDS if name != "AWQ")
+    src = write(tmp_path / "src", [name], {"quantization_config": declared})
+    document = told(src, tmp_path / "out", code=USAGE)
+    assert {finding["id"] for finding in document["findings"]} == {"decode.format"}
+
+
 def test_awq(tmp_path: Path, told: Told) -> None:
     src = write(tmp_path / "src", ["AWQ"], {"quantization_config": {"quant_method": "awq", "w_bit": 4}})
     told(src, tmp_path / "out", "--dtype", "fp32", "--no-verify")
