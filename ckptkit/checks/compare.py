@@ -115,9 +115,9 @@ def _scaled(mine: Unpacked) -> Floats:
 def _equal(theirs: Floats, mine: Floats, first: int) -> Measured:
     """Nothing may differ, signs of zeros included; NaN is NaN. Rows are those from ``first`` on."""
     unequal = theirs.view(np.uint32) != mine.view(np.uint32)
-    if unequal.any():
-        unequal &= ~(np.isnan(theirs) & np.isnan(mine))
-    at = np.flatnonzero(unequal)
+    if not unequal.any() and math.isfinite(aa := _squares(theirs)):
+        return Measured(Sums(aa=aa, bb=aa, ab=aa), theirs.size)
+    at = np.flatnonzero(unequal & ~(np.isnan(theirs) & np.isnan(mine)))
     d = theirs - mine
     off = np.nan_to_num(np.abs(d.reshape(-1)[at]), nan=_LARGEST)
     sums = _sums(theirs, d)._replace(beyond=len(at))
@@ -132,7 +132,7 @@ def _equal(theirs: Floats, mine: Floats, first: int) -> Measured:
 
 def _measure(theirs: Floats, mine: Unpacked, bound: Bound, first: int) -> Measured:
     """``theirs`` are the source's rows from ``first`` on; they are overwritten where they are NaN or Inf."""
-    d = np.empty_like(theirs)
+    d = np.empty(theirs.shape, np.float32)
     for out, part, scale in _blocks(mine, d, mine.numbers):
         np.multiply(part, scale, out=out)
     np.subtract(theirs, d, out=d)
@@ -201,7 +201,7 @@ def _relative(numbers: Floats, bound: Bound) -> Floats:
 
 def limits(mine: Unpacked, bound: Bound) -> Floats:
     """What is allowed for each number [rows, cols], absolute."""
-    found = np.empty_like(mine.numbers)
+    found = np.empty(mine.numbers.shape, np.float32)
     zeros = np.zeros_like(mine.scale) if mine.zero is None else mine.zero
     offsets = [offset for _, offset in blocks(found, zeros, mine.width)]
     for (out, numbers, scale), zero in zip(_blocks(mine, found, mine.numbers), offsets, strict=True):

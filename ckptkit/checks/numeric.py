@@ -235,8 +235,12 @@ PAGES = (
     Page(
         "numeric.exact", Level.NUMERIC, "error", "A copy differs from its source",
         "A tensor of the source's dtype and shape must be the source's bytes: nothing was asked to change it. That "
-        "holds for tensors left alone, for a head that was made of the embedding it was tied to, and for slices of "
-        "stacked experts. A shard that is a link to the source's file is equal without being read.",
+        "holds for tensors left alone and for a head that was made of the embedding it was tied to. A shard that is a "
+        "link to the source's file is equal without being read.\n"
+        "Weights that were only put elsewhere must have the source's values, signs of zeros included: pieces of stacked "
+        "experts, and numbers and scales of one kind in another layout (ckptkit unpack). So must those that "
+        "ckptkit dequantize made, each rounded once to the nearest number of its dtype, ties to even. The report "
+        "gives the place in the tensor as it is stored, leading dimensions flattened.",
         "model.norm.weight is a copy of the source's and differs from it, first in byte 512",
         "If --against is the right source: ckptkit diff ./source ./model --level values shows by how much. Make the "
         "file again.",

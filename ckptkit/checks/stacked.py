@@ -70,8 +70,9 @@ class Stated(NamedTuple):
 
 def stated(config: Mapping[str, Any], against: Mapping[str, Any], manifest: Mapping[str, Any]) -> Stated:
     """What a conversion left word of, and model types tell."""
-    base = original(config)
-    facts = facts_of(str(base.get("model_type")), noted(config) or noted(against))
+    base, note = original(config), noted(config) or noted(against)
+    told = {key: note[key] for key in ("columns", "alternate") if isinstance(note.get(key), bool)}
+    facts = facts_of(str(base.get("model_type")), told)
     alternate = facts.alternate or not INTERLEAVED.isdisjoint(model_types(base))
     match manifest:
         case {"settings": {"recipe": {"recipe": {"groups": dict() as groups}}}}:

@@ -98,7 +98,7 @@ def _numbers(weight: Encoded, raw: Bytes, start: int, stop: int) -> Floats:
 def _along_rows(raw: Bytes, rows: int, cols: int, bits: int, first: int, offset: int = 0) -> Floats:
     """Integers that are packed along the rows, the first of them from bit ``first`` on: [rows, cols]."""
     words = np.ascontiguousarray(raw.view("<u4").reshape(-1, cols).T)
-    return integers(words.view(np.uint8).ravel(), cols, rows, bits, first, offset).T
+    return np.ascontiguousarray(integers(words.view(np.uint8).ravel(), cols, rows, bits, first, offset).T)
 
 
 def _order(weight: Encoded, ref: Ref, raw: Bytes) -> Any:

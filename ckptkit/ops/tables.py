@@ -30,11 +30,13 @@ _ENDLESS = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
 class Table(NamedTuple):
     """``entries`` [256 for every scale]; ``first`` [rows or 1, blocks]: where those for each block of the rows begin.
 
-    ``width`` bytes of codes are a block. ``endless``: from which code on, its sign aside, they are NaN or Inf.
+    ``first`` holds each number, of dtype ``word``, as often as a word of 64 bits does, if whole words make a block;
+    a block is ``width`` of them. ``endless``: from which code on, its sign aside, they are NaN or Inf.
     """
 
     entries: Array
     first: Array
+    word: np.dtype[Any]
     width: int
     endless: int | None
 
@@ -60,7 +62,11 @@ def table(weight: Encoded, start: int, stop: int, data: Mapping[str, Any], dtype
     first = first.reshape(-1, weight.grid[1])
     if weight.grid[0] > 1 and weight.height > 1:
         first = first[scale_row(weight, np.arange(start, stop)) - scale_rows(weight, start, stop)[0]]
-    return Table(entries.ravel(), first, weight.width * weight.bits // 8, _ENDLESS.get(weight.codes.dtype))
+    width, in_word = weight.width * weight.bits // 8, 8 // first.itemsize
+    if width % in_word:
+        return Table(entries.ravel(), first, first.dtype, width, _ENDLESS.get(weight.codes.dtype))
+    filled = first * sum(np.uint64(1 << 64 // in_word * place) for place in range(in_word))
+    return Table(entries.ravel(), filled, first.dtype, width // in_word, _ENDLESS.get(weight.codes.dtype))
 
 
 def _has_tables(weight: Encoded) -> bool:
@@ -74,9 +80,9 @@ def _has_tables(weight: Encoded) -> bool:
 
 
 def _alone(weight: Encoded, scales: int) -> Encoded:
-    """A weight stored like ``weight``, each of whose rows holds all bytes under a scale of its own. Has no names."""
+    """A weight stored like ``weight``, each of whose rows holds every code under a scale of its own. Has no names."""
     assert weight.scale is not None
-    cols = ENTRIES * 8 // weight.bits
+    cols = 1 << weight.bits
     codes, scale = (ref._replace(file="", name="", start=0, stop=0, span=None) for ref in (weight.codes, weight.scale))
     overall = weight.overall and weight.overall._replace(file="", name="", start=0, stop=0, span=None)
     return weight._replace(
@@ -92,15 +98,18 @@ def _by_byte(alone: Encoded, overall: bytes, dtype: str) -> tuple[Array, Array]:
 
 def _entries(alone: Encoded, scale: Array, overall: bytes, dtype: str) -> tuple[Array, Array]:
     """[scales, 256] entries, and [scales] whether what is finite without its scale is so with it."""
-    codes = np.tile(np.arange(ENTRIES, dtype=np.uint8), alone.rows)
+    every = np.arange(1 << alone.bits, dtype=np.uint8)
+    codes = every if alone.bits == 8 else every[::2] | every[1::2] << 4
     with np.errstate(all="ignore"):
-        x = decode(alone, 0, alone.rows, {"codes": codes, "scale": scale, "overall": overall})
-    made = rounded(x, dtype)
-    word = WORDS[dtype]
+        x = decode(alone, 0, alone.rows, {"codes": np.tile(codes, alone.rows), "scale": scale, "overall": overall})
+    made, word = rounded(x, dtype), WORDS[dtype]
     finite = (made & word.dtype.type(word.unsigned)) < word.infinity
     if alone.codes.dtype in _ENDLESS:
-        finite |= ((codes & 0x7F) >= _ENDLESS[alone.codes.dtype]).reshape(finite.shape)
-    return made.view(f"<u{word.dtype.itemsize * 8 // alone.bits}"), finite.all(axis=1)
+        finite |= (every & 0x7F) >= _ENDLESS[alone.codes.dtype]
+    if alone.bits == 4:
+        wide = made.astype(f"<u{2 * word.dtype.itemsize}")
+        made = (wide[:, None, :] | wide[:, :, None] << 8 * word.dtype.itemsize).reshape(-1, ENTRIES)
+    return made, finite.all(axis=1)
 
 
 def look_up(found: Table, codes: Array, first: Array, out: Array) -> bool:
@@ -110,7 +119,8 @@ def look_up(found: Table, codes: Array, first: Array, out: Array) -> bool:
     """
     if found.endless is not None and int((codes & 0x7F).max()) >= found.endless:
         return False
-    index = np.repeat(first, found.width, axis=1)[:, : codes.shape[1]]
+    # np.repeat keeps other threads waiting, so it is given as few and as large words as may be.
+    index = np.repeat(first, found.width, axis=1).view(found.word)[:, : codes.shape[1]]
     index = np.bitwise_or(index, codes, out=index if len(index) == len(codes) else None)
     if out.flags.c_contiguous:
         np.take(found.entries, index, out=out.view(found.entries.dtype), mode="clip")

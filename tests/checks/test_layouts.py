@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands.test_unpack import (
-    EXPERTS, HIDDEN, INTER, dsv4, gpt_oss, mxfp4_ct, nvfp4, stacked, stacked_fp8, tensors_of, without,
-)  # fmt: skip
+    EXPERTS,
+    HIDDEN,
+    INTER,
+    dsv4,
+    gpt_oss,
+    mxfp4_ct,
+    nvfp4,
+    stacked,
+    stacked_fp8,
+    tensors_of,
+    without,
+)
 from safetensors.torch import save_file
 
 from ckptkit.checkpoint import open_checkpoint
@@ -113,7 +125,8 @@ def test_the_config_of_a_result_for_exchange_is_no_fault(layout: str, tmp_path: 
 
 # --- damages -----------------------------------------------------------------------------------------------
 
-Damage = Callable[[np.ndarray], None]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Damage = Callable[[Bytes], None]
 
 
 def damage(folder: Path, tensor: str, change: Damage, *shape: int) -> None:
@@ -125,33 +138,32 @@ def damage(folder: Path, tensor: str, change: Damage, *shape: int) -> None:
     edit(folder, tensor, 0, content.tobytes())
 
 
-def swapped(*places: object) -> Damage:
+def swapped(one: Any, other: Any) -> Damage:
     """Exchange two parts."""
-    one, other = places
 
-    def change(content: np.ndarray) -> None:
+    def change(content: Bytes) -> None:
         content[one], content[other] = content[other].copy(), content[one].copy()
 
     return change
 
 
-def swap_halves(content: np.ndarray) -> None:
+def swap_halves(content: Bytes) -> None:
     """Of the 21st byte, or the first after it that has two different halves."""
     flat = content.reshape(-1)
     at = next(at for at in range(20, len(flat)) if flat[at] % 16 != flat[at] // 16)
     flat[at] = flat[at] >> 4 | (flat[at] & 15) << 4
 
 
-def one_more(content: np.ndarray) -> None:
+def one_more(content: Bytes) -> None:
     content.reshape(-1)[3] += 1
 
 
-def negate_a_zero(content: np.ndarray) -> None:
+def negate_a_zero(content: Bytes) -> None:
     flat = content.reshape(-1)
     flat[np.flatnonzero(flat == 0)[0]] = 8
 
 
-def no_code(content: np.ndarray) -> None:
+def no_code(content: Bytes) -> None:
     content.reshape(-1)[7] = 16
 
 
@@ -274,3 +286,12 @@ def test_another_number_of_outputs_is_told(tmp_path: Path) -> None:
     tensors[name] = tensors[name][:50].contiguous()
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     assert [(f.id, f.tensor) for f in findings(out, source)] == [("numeric.shape", name)]
+
+
+@pytest.mark.parametrize("note", [{"names": 5, "columns": "yes", "was": {"model_type": "x"}}, {"was": {}}, [], None])
+def test_a_broken_note_of_the_layout_is_no_hindrance(note: Any, tmp_path: Path) -> None:
+    source = stacked(tmp_path, "llama4")
+    out = unpack(source, "per-expert")
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    (out / "config.json").write_text(json.dumps(config | {"ckptkit_layout": note}), "utf-8")
+    assert_same_values(out, source)

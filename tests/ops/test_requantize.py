@@ -82,7 +82,11 @@ def test_fp8(block: tuple[int, int], power_of_two: bool) -> None:
 
 @pytest.mark.parametrize(("top", "form"), [(6.0, "fp4"), (448.0, "fp8")])
 def test_the_scale_changes_just_above_the_largest_code(top: float, form: str) -> None:
-    below, at, above = np.nextafter(np.float32(top), 0), np.float32(top), np.nextafter(np.float32(top), np.inf, dtype="f4")
+    below, at, above = (
+        np.nextafter(np.float32(top), 0),
+        np.float32(top),
+        np.nextafter(np.float32(top), np.inf, dtype="f4"),
+    )
     made = []
     for value in (below, at, above):
         given = torch.full((1, 32), float(value), dtype=torch.float32)
