@@ -1,0 +1,107 @@
+"""What the commands that report findings share: options, the files they write, what they print, the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..checks import Outcome, Page
+from ..console import Console
+from ..errors import FOUND, OK, fail
+from ..patterns import nearest
+from ..report import Report, to_dict, to_json
+from ..reports.human import human
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def reporting_options(function: Function) -> Function:
+    """``--format``, ``--junit``, ``--report`` and ``--max-findings``: how the report is given."""
+    forms = click.Choice(["human", "json", "github"])
+    options = (
+        click.option("--format", "form", type=forms, default="human", help="On stdout."),
+        click.option("--junit", metavar="FILE", help="Write a JUnit file: a case for each check."),
+        click.option("--report", "reports", multiple=True, metavar="FILE", help="Write a report: .html or .json."),
+        click.option(
+            "--max-findings", type=click.IntRange(1), default=100, metavar="N", help="Of each id in a report."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def listed(texts: Collection[str]) -> Iterator[str]:
+    """The ids in values of an option that takes several, with commas or given again."""
+    return (id.strip() for text in texts for id in text.split(",") if id.strip())
+
+
+def check_reports(reports: Collection[str]) -> None:
+    """Raises UserError (``usage.arguments``) for a file that ``--report`` names and no form is for."""
+    for path in reports:
+        if Path(path).suffix not in _FORMS:
+            raise fail("usage.arguments", f"--report {path}: no report has that ending", hint="FILE.html or FILE.json")
+
+
+def check_allowed(allowed: Collection[str], known: Mapping[str, Page]) -> None:
+    """Raises UserError (``usage.pattern-unmatched``) for an id that ``--allow`` names and no check has."""
+    for id in sorted(set(allowed) - known.keys()):
+        like = nearest(id, known)
+        hint = f"--allow {like}" if like else "ckptkit checks lists them"
+        raise fail("usage.pattern-unmatched", f"--allow {id}: no check has that id", hint=hint)
+
+
+def exit_code(outcome: Outcome, allowed: Collection[str], strict: bool, not_run: Collection[str]) -> int:
+    """1 for an error that is not allowed, for what was asked for and did not run, and under ``strict`` for a warning."""
+    errors = any(finding.severity == "error" and finding.id not in allowed for finding in outcome.findings)
+    return FOUND if errors or not_run or (strict and outcome.findings) else OK
+
+
+def write_files(report: Report, reports: Collection[str], junit: str | None) -> None:
+    """Write the files that were asked for. Raises UserError (``output.write``)."""
+    for path in reports:
+        _write(path, _FORMS[Path(path).suffix](report))
+    if junit:
+        from ..reports.junit import junit as to_junit
+
+        _write(junit, to_junit(report))
+
+
+def tell(
+    console: Console,
+    report: Report,
+    outcome: Outcome,
+    allowed: Collection[str],
+    form: str,
+    not_run: Collection[str] = (),
+    lines: Collection[str] = (),
+) -> None:
+    """Print the report; in the form for people with ``lines`` after it, and the findings on stderr."""
+    findings = [finding.as_warning() if finding.id in allowed else finding for finding in outcome.findings]
+    findings.sort(key=lambda finding: finding.severity != "error")
+    ids = dict.fromkeys([*(finding.id for finding in findings), *not_run])
+    if form == "github":
+        from ..reports.github import github
+
+        console.result(to_dict(report), github(report), ids)
+    else:
+        console.result(to_dict(report), [*human(report, console.settings.verbose), *lines], ids, findings)
+
+
+def _html(report: Report) -> str:
+    from ..reports.html import html
+
+    return html(report)
+
+
+_FORMS: Mapping[str, Callable[[Report], str]] = {".html": _html, ".json": to_json}
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=path) from None
