@@ -3,33 +3,34 @@
 ``dsv4_fp4@1``
     [N, K] floats -> I8 [N, K / 2], two E2M1 codes a byte, the low half first, and F8_E8M0 [N, K / 32].
 ``dsv4_fp8@1``
-    [N, K] floats -> F8_E4M3 [N, K], and F8_E8M0, one for each ``block`` of [rows, columns] (an argument).
+    [N, K] floats -> F8_E4M3 [N, K], and F8_E8M0, one for each ``block`` of [rows, columns] (an argument), those at the
+    edges cut short.
 
 The scale of a group is the least power of two that brings its greatest magnitude to the format's greatest number (6,
-448); of a group of zeros it is 1. Codes are value / scale, a power of two and so exact, rounded to nearest, ties to even.
-NaN or Inf raises NonFinite.
+448), as far as E8M0 reaches; of a group of zeros it is 1. Codes are value / scale, a power of two and so exact, rounded to
+nearest, ties to even; zeros keep their sign. NaN or Inf raises NonFinite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..header import Spec
-from . import Args, Block, Chunk, Context, NonFinite, Operation, Read, Write
+from . import Args, Block, Chunk, Context, Operation, Read, Write
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     Array = np.ndarray[Any, Any]
 
 GROUP = 32
-_BIAS = 127
-_WIDE = 4  # bytes of what is computed with
-# Numbers halfway between two of E2M1's magnitudes, and whether the greater of the two has the even code.
-_HALVES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
-# The greatest numbers, as fraction in [0.5, 1) and exponent: 6 and 448.
-_FP4_MOST, _FP8_MOST = (0.75, 3), (0.875, 9)
+_TILE = 64 << 10  # numbers computed with at once, as float32: they stay in a processor's cache
+_WIDE = 4  # bytes of one
+_ONE = 127  # the exponent of 1 in E8M0
+# The greatest numbers, 6 and 448, as float32: the exponent, and the bits of the mantissa.
+_FP4_MOST, _FP8_MOST = (2, 0x400000), (8, 0x600000)
 
 
 def _fp4_specs(inputs: Sequence[Spec], args: Args) -> list[Spec]:
@@ -54,50 +55,70 @@ def _chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
 
 
 def _make_fp4(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context: Context) -> list[Array]:
-    import numpy as np
-
-    values = _values(blocks[0]).reshape(blocks[0].rows, -1, GROUP)
-    exponent = _exponents(np.abs(values).max(axis=-1), _FP4_MOST)
-    scaled = np.ldexp(values, -exponent[..., None]).reshape(blocks[0].rows, -1)
-    halves = [np.nextafter(np.float32(half), np.float32(0)) if even_above else half for half, even_above in _HALVES]
-    codes = np.searchsorted(np.array(halves, np.float32), np.abs(scaled)).astype(np.uint8)
-    codes |= np.signbit(scaled).astype(np.uint8) << 3
-    return [codes[:, ::2] | codes[:, 1::2] << 4, (exponent + _BIAS).astype(np.uint8)]
+    return _by_tiles(blocks[0], 1, _fp4, context)
 
 
 def _make_fp8(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context: Context) -> list[Array]:
-    import numpy as np
+    height, width = args["block"]
+    return _by_tiles(blocks[0], height, lambda w: _fp8(w, height, width), context)
+
+
+def _by_tiles(
+    block: Block, height: int, make: Callable[[Tensor], tuple[Tensor, Tensor]], context: Context
+) -> list[Array]:
+    """What ``make`` makes of float32 rows, some whole rows of blocks at a time."""
     import torch
 
-    values, (height, width) = _values(blocks[0]), args["block"]
-    by_row = np.maximum.reduceat(np.abs(values), np.arange(0, values.shape[0], height), axis=0)
-    exponent = _exponents(np.maximum.reduceat(by_row, np.arange(0, values.shape[1], width), axis=1), _FP8_MOST)
-    each = exponent.repeat(height, axis=0)[: values.shape[0]].repeat(width, axis=1)[:, : values.shape[1]]
-    codes = torch.from_numpy(np.ldexp(values, -each)).to(torch.float8_e4m3fn)
-    return [codes.view(torch.uint8).numpy(), (exponent + _BIAS).astype(np.uint8)]
+    from .kernels.arrays import matrix, raw
+
+    given = matrix(block, context.device)
+    step = max(_TILE // (block.cols * height), 1) * height
+    made = [make(given[row : row + step].float()) for row in range(0, block.rows, step)]
+    return [raw(torch.cat(parts)) for parts in zip(*made, strict=True)]
 
 
-def _values(block: Block) -> Array:
-    import numpy as np
+def _fp4(w: Tensor) -> tuple[Tensor, Tensor]:
+    import torch
 
-    from ..decode.numbers import to_float32
+    from .kernels.arrays import largest, pack_nibbles
+    from .kernels.fp4 import nearest_codes
 
-    values = to_float32(np.frombuffer(block.data, np.uint8), block.dtype).reshape(block.rows, block.cols)
-    if not np.isfinite(values).all():
-        raise NonFinite(0, "NaN" if np.isnan(values).any() else "Inf")
-    return values
+    groups = w.view(len(w), -1, GROUP)
+    exponents, scale = _scales(largest(groups), *_FP4_MOST)
+    codes = nearest_codes(groups / scale.unsqueeze(-1)).view_as(w)
+    codes |= (w.view(torch.int32) >> 28).to(torch.uint8) & 8
+    return pack_nibbles(codes), exponents
 
 
-def _exponents(largest: Array, most: tuple[float, int]) -> Array:
-    """The least k with ``largest`` <= most x 2**k, as far as E8M0 reaches; 0 for zero."""
-    import numpy as np
+def _fp8(w: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    import torch
+    from torch.nn.functional import pad
 
-    fraction, exponent = np.frexp(largest)
-    found = exponent - most[1] + (fraction > most[0])
-    return np.where(largest == 0, 0, np.clip(found, -_BIAS, _BIAS))
+    from .kernels.arrays import largest
+
+    rows, cols = w.shape
+    padded = pad(w, (0, -cols % width, 0, -rows % height))
+    x = padded.view(-(-rows // height), height, -(-cols // width), width)
+    exponents, scale = _scales(largest(x).amax(1), *_FP8_MOST)
+    codes = (x / scale[:, None, :, None]).to(torch.float8_e4m3fn).view_as(padded)
+    return codes[:rows, :cols].view(torch.uint8), exponents
+
+
+def _scales(peak: Tensor, exponent: int, mantissa: int) -> tuple[Tensor, Tensor]:
+    """E8M0 (uint8) and float32 of the least power of two by which ``peak`` is ``2**exponent * (1 + mantissa / 2**23)``.
+
+    By the bits of ``peak`` (float32): its own power of two over that of the greatest number, and the next one where its
+    mantissa is larger.
+    """
+    import torch
+
+    reached = peak.view(torch.int32) + (0x7FFFFF - mantissa) >> 23
+    stored = (reached - exponent).clamp_min_(0).masked_fill_(peak == 0, _ONE)
+    scale = torch.where(stored > 0, stored << 23, 1 << 22).view(torch.float32)
+    return stored.to(torch.uint8), scale
 
 
 OPERATIONS = {
-    "dsv4_fp4@1": Operation("dsv4_fp4@1", _fp4_specs, _chunks, _make_fp4, bits_on_cuda=True, uses_torch=False),
-    "dsv4_fp8@1": Operation("dsv4_fp8@1", _fp8_specs, _chunks, _make_fp8, bits_on_cuda=True),
+    "dsv4_fp4@1": Operation("dsv4_fp4@1", _fp4_specs, _chunks, _make_fp4),
+    "dsv4_fp8@1": Operation("dsv4_fp8@1", _fp8_specs, _chunks, _make_fp8),
 }

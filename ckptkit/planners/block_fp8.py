@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..declarations import CT, FP8, Declaration, Packing
 from ..errors import fail
 from ..ops import operation
 from ..plan import Step
-from .declarations import CT, FP8, Declaration, Packing
 from .stored_weights import Weight
 
 BLOCK = (128, 128)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..checkpoint import INDEX, Checkpoint
+from ..declarations import Declaration, Packing, declarations, packing_of
 from ..decode import Coding, Encoded
 from ..errors import Finding, UserError, fail
 from ..families import Kind, classifier, module_of
@@ -16,8 +17,8 @@ from ..names import Matcher
 from ..patterns import nearest
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
 from ..stored import split_name, stored_format
+from .allowing import passed_over
 from .block_fp8 import check_container, may_be_fp4, recast
-from .declarations import Declaration, Packing, declarations, packing_of
 from .narrowing import Became, narrowed
 from .packing import pack
 from .sidecars import index_text, sidecars
@@ -91,10 +92,12 @@ def plan_dequantize(
     stated, weights = declarations(checkpoint), quantized(checkpoint)
     chosen, unmatched = choose(weights, wanted)
     jobs, faults = _jobs(checkpoint, chosen, stated, wanted)
-    _refuse([*unmatched, *_nothing(checkpoint, weights, stated, wanted), *faults], ())
+    refused = [*unmatched, *_nothing(checkpoint, weights, stated, wanted), *faults]
+    if refused:
+        raise UserError(refused)
     became = _became(checkpoint, weights, jobs, wanted)
     config = narrowed(checkpoint.config, stated, became)
-    _refuse(config.findings, allow)
+    warnings = passed_over(config.findings, allow, lambda id: id not in _POLICY)
     dropped = dict(_dropped(checkpoint, jobs, everything=not (became.kept or became.recast)))
     steps = dict(_steps(checkpoint, weights, jobs, dropped, wanted))
     shards, notes = pack(checkpoint, steps, None)
@@ -102,17 +105,7 @@ def plan_dequantize(
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     gone = tuple(LeftOut(name, reason) for name, reason in dropped.items())
     plan = Plan("dequantize", shards, kept, left_out, gone, settings=_settings(wanted, allow))
-    return Dequantized(plan, (*checkpoint.warnings, *notes, *(finding.as_warning() for finding in config.findings)))
-
-
-def _refuse(found: Iterable[Finding], allow: Collection[str]) -> None:
-    """Raise UserError with what ``allow`` does not pass over."""
-    refused = [finding for finding in found if finding.id not in _POLICY.intersection(allow)]
-    if refused:
-        raise UserError(
-            replace(item, hint=f"{item.hint}; or pass it over with --allow {item.id}") if item.id in _POLICY else item
-            for item in refused
-        )
+    return Dequantized(plan, (*checkpoint.warnings, *notes, *warnings))
 
 
 def _settings(wanted: Wanted, allow: Collection[str]) -> dict[str, Any]:

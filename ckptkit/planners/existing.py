@@ -8,14 +8,13 @@ from itertools import chain
 
 from ..checkpoint import Checkpoint
 from ..consumers import by_compressed_tensors, declared
+from ..declarations import DECLARATIONS
 from ..errors import Finding
 from ..header import FLOATS
 from ..recipe import Recipe
 from ..stored import COMPANIONS, WEIGHTS, Declaration, declaration, declared_quantization, split_name
 from .selection import Choice
 
-# Files that declare quantization beside config.json.
-DECLARATIONS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 COMPRESSED_TENSORS = "compressed-tensors"
 
 

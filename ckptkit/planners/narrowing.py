@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import CONFIG
 from ..consumers import LINEAR_CLASS, declared, matches
+from ..declarations import AWQ, CT, FP8, GPTQ, MODELOPT, MXFP4, Declaration, group_of
 from ..errors import Finding
 from ..families import Kind, experts_of, fused_set
 from ..families.config import text_configs
@@ -22,7 +23,6 @@ from ..names import to_template
 from ..patterns import REGEX
 from ..schemes import Scheme, resolve
 from ..stored import declared_quantization
-from .declarations import AWQ, CT, FP8, GPTQ, MODELOPT, MXFP4, Declaration, group_of
 from .generalise import by_template, patterns
 from .quant_config import Modules, build, disagreements, group_names
 

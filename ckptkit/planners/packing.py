@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import INDEX_SUFFIX, Checkpoint
 from ..errors import Finding
 from ..header import Spec
-from ..mending import is_whole, numbered
+from ..numbering import is_whole, numbered
 from ..plan import COPY, Shard, Step
 from ..stored import split_name
 
@@ -41,10 +41,17 @@ def pack(checkpoint: Checkpoint, steps: Mapping[str, Step], limit: int | None) -
     fills = [[_whole(shard)] for shard in kept] if limit is None else list(_fills(kept, limit))
     shards = [_shard(units) for units in fills]
     notes = [*_contradictions(fills), *(_oversized(shards, limit) if limit else ())]
+    if shards != kept:
+        return Packed(tuple(renumbered(shards, stem(checkpoint))), notes)
+    return Packed(as_whole(checkpoint, shards), notes)
+
+
+def as_whole(checkpoint: Checkpoint, shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """Shards of the source, numbered anew if some are gone, so that the names are 1 to N of N again."""
     files = [shard.name for shard in shards]
-    if shards != kept or (all(map(numbered, files)) and not is_whole(files)):
-        shards = list(_renumbered(shards, _stem(checkpoint)))
-    return Packed(tuple(shards), notes)
+    if all(map(numbered, files)) and not is_whole(files):
+        return tuple(renumbered(shards, stem(checkpoint)))
+    return tuple(shards)
 
 
 def _kept(checkpoint: Checkpoint, steps: Mapping[str, Step]) -> Iterator[Shard]:
@@ -175,13 +182,13 @@ def _oversized(shards: Iterable[Shard], limit: int) -> Iterator[Finding]:
         yield Finding("plan.oversized-tensor", message, tensor=first.name, severity="warning", data=data)
 
 
-def _renumbered(shards: Sequence[Shard], stem: str) -> Iterator[Shard]:
+def renumbered(shards: Sequence[Shard], stem: str) -> Iterator[Shard]:
     """``model-00001-of-00002.safetensors`` and so on; a single file is ``model.safetensors``."""
     for number, shard in enumerate(shards, 1):
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         yield replace(shard, name=f"{stem}{part}.safetensors")
 
 
-def _stem(checkpoint: Checkpoint) -> str:
+def stem(checkpoint: Checkpoint) -> str:
     """What the numbered names begin with: what the index is called by, usually ``model``."""
     return checkpoint.index.file.removesuffix(INDEX_SUFFIX) if checkpoint.index else "model"

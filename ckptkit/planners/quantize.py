@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ..checkpoint import CONFIG, INDEX, Checkpoint
-from ..errors import Finding, UserError
+from ..declarations import DECLARATIONS
+from ..errors import Finding
 from ..families import fused_set, shares_global_scale
 from ..header import Spec
 from ..ops import operation
@@ -18,6 +18,7 @@ from ..ops.select import select as select_operation
 from ..plan import Plan, Shard, Step, copy_step
 from ..recipe import Group, Recipe
 from . import existing, reach, refusals
+from .allowing import passed_over
 from .config_json import config_text
 from .experts import Slice, bias_steps, cut
 from .selection import Choice, select, tied_head
@@ -39,43 +40,22 @@ def plan_quantize(
     ``include`` are file-name patterns of sidecars to take along; ``allow`` ids of refusals to pass over. Raises
     UserError with all findings of the recipe, the checkpoint and their meeting.
     """
-    problems, warnings = _sort(_source_problems(checkpoint), allow)
-    if problems:
-        raise UserError(problems)
+    warnings = passed_over(_source_problems(checkpoint), allow, _FIRM.__contains__)
     choices = select(checkpoint, recipe)
     pieces, misfits = cut(choices, checkpoint.config)
     found = chain(misfits, _refusals(checkpoint, recipe, choices, pieces))
-    problems, allowed = _sort(found, allow)
-    if problems:
-        raise UserError(problems)
+    warnings += passed_over(found, allow, _FIRM.__contains__)
     work = _work(checkpoint, recipe, choices, pieces)
     shards = tuple(_shard(checkpoint, name, work) for name in checkpoint.shards)
     config, disagreements = config_text(checkpoint, recipe, choices, pieces)
-    problems, unclear = _sort(disagreements, allow)
-    if problems:
-        raise UserError(problems)
-    plan = _plan(checkpoint, recipe, shards, config, include)
-    return Quantized(plan, (*warnings, *allowed, *unclear))
+    warnings += passed_over(disagreements, allow, _FIRM.__contains__)
+    return Quantized(_plan(checkpoint, recipe, shards, config, include), tuple(warnings))
 
 
 # What stands in the way of any sensible result cannot be passed over.
 _FIRM = frozenset(
     {"config.missing", "plan.divide", "plan.tie", "plan.existing", "plan.experts-3d", "recipe.target-unmatched"}
 )
-
-
-def _sort(findings: Iterable[Finding], allow: Collection[str]) -> tuple[list[Finding], list[Finding]]:
-    """Findings that stop the run, and those that ``allow`` makes warnings."""
-    stop: list[Finding] = []
-    passed: list[Finding] = []
-    for finding in findings:
-        if finding.severity == "warning" or (finding.id in allow and finding.id not in _FIRM):
-            passed.append(finding.as_warning())
-        elif finding.id in _FIRM:
-            stop.append(finding)
-        else:
-            stop.append(replace(finding, hint=f"{finding.hint}; or pass it over with --allow {finding.id}"))
-    return stop, passed
 
 
 def _source_problems(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -226,7 +206,7 @@ def _plan(
         texts[file] = index_text(shards, checkpoint.index.metadata if checkpoint.index else {})
     stale: dict[str, str] = {}
     if recipe.existing == "replace":
-        stale = dict.fromkeys(existing.DECLARATIONS, "declares a quantization that the result does not have")
+        stale = dict.fromkeys(DECLARATIONS, "declares a quantization that the result does not have")
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     settings = {"recipe": recipe.as_dict(), "nonfinite": recipe.nonfinite}
     return Plan("quantize", shards, kept, left_out, settings=settings)

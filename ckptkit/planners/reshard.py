@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..consumers import LINEAR_CLASS, by_compressed_tensors, matches
-from ..errors import Finding, UserError, fail
+from ..declarations import DECLARATIONS
+from ..errors import Finding, fail
 from ..families import LINEAR_LIKE, classifier
 from ..header import FLOATS
 from ..names import Matcher
@@ -19,7 +19,8 @@ from ..patterns import pattern
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
 from ..renaming import Rename, Renamed, rename
 from ..stored import COMPANIONS, WEIGHTS, declared_quantization, split_name
-from .existing import DECLARATIONS, quantized_modules
+from .allowing import passed_over
+from .existing import quantized_modules
 from .packing import pack
 from .sidecars import index_text, sidecars
 
@@ -88,21 +89,12 @@ def plan_reshard(
         *unused_drops, *misnamed, *unused_casts, *_nothing_left(kept), *_halves(parts, dropped),
         *_cast_quantized(casts, kept, inside), *_renamed_quantized(checkpoint, renamed, parts),
     ]  # fmt: skip
-    refused = [_overridable(finding) for finding in found if finding.id not in allow or finding.id in _FIRM]
-    if refused:
-        raise UserError(refused)
+    warnings = passed_over(found, allow, _FIRM.__contains__)
     steps = {name: _step(ref, renamed[name], casts.get(name)) for name, ref in kept.items()}
     shards, notes = pack(checkpoint, steps, changes.max_shard_size)
     config = _config(checkpoint, steps, inside)
     plan = _plan(checkpoint, changes, shards, config, dropped, include, allow)
-    allowed = (finding.as_warning() for finding in found)
-    return Resharded(plan, (*checkpoint.warnings, *notes, *allowed))
-
-
-def _overridable(finding: Finding) -> Finding:
-    if finding.id in _FIRM:
-        return finding
-    return replace(finding, hint=f"{finding.hint}; or pass it over with --allow {finding.id}")
+    return Resharded(plan, (*checkpoint.warnings, *notes, *warnings))
 
 
 def _quantized_parts(checkpoint: Checkpoint) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -21,6 +22,11 @@ OWN = {
     ".ckptkit.lock": "left by a run that made the source",
 }
 HIDDEN = {".git": "version control", ".cache": "a download cache"}
+# Files of digests by other tools: md5sums.txt, checksums.sha256, SHA512SUMS.
+_SUMS = re.compile(
+    r"(.*[-_.])?(md5|sha\d+|b[23]|blake\w+|check)-?sums?(\.\w+)*|.*\.(md5|sha\d+|b[23]|blake\w+|sfv)(sums?)?",
+    re.IGNORECASE,
+)
 
 
 def sidecars(
@@ -43,6 +49,8 @@ def sidecars(
             left_out.append(LeftOut(name, reason))
     root = checkpoint.source.root
     left_out += [LeftOut(name, reason) for name, reason in HIDDEN.items() if (root / name).is_dir()]
+    others = checkpoint.source.no_files
+    left_out += [LeftOut(name, reason) for name, reason in others.items() if name not in written]
     kept += [Sidecar(name, text) for name, text in written.items()]
     by_name = attrgetter("name")
     return tuple(sorted(kept, key=by_name)), tuple(sorted(left_out, key=by_name))
@@ -51,6 +59,8 @@ def sidecars(
 def _reason(name: str, stray: Collection[str]) -> str | None:
     if name in OWN:
         return OWN[name]
+    if _SUMS.fullmatch(name.rpartition("/")[2]):
+        return OWN["SHA256SUMS"]
     if name in stray:
         return "safetensors outside the index"
     if name.endswith(OTHER_WEIGHTS):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint
+from ..declarations import Packing
 from ..decode import Encoded, encoded
 from ..errors import fail
 from ..families import Kind, classifier, experts_of
 from ..header import FLOATS
 from ..plan import Ref
 from ..stored import COMPANIONS, WEIGHTS, split_name
-from .declarations import Packing
 
 # Parts that say nothing of a weight, but how activations and the attention's cache are quantized.
 OF_ACTIVATIONS = re.compile(

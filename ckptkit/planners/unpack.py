@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .. import layout_config
 from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..errors import Finding, UserError
 from ..families import LINEAR_LIKE, Kind, classifier
+from ..layout_config import Change, facts_of
 from ..names import to_template
 from ..plan import Plan, Ref, Shard, Step, copy_step
 from ..schemes import resolve
 from ..stored import split_name
 from .existing import quantized_modules
-from .layouts import config as layout_config
-from .layouts.config import Change
 from .layouts.experts import join, split
 from .layouts.fp4 import to_alone, to_codes, to_packed, to_together
-from .layouts.rearranged import Rearranged, facts_of
+from .layouts.rearranged import Rearranged
 from .packing import as_whole
 from .quant_config import Modules, build
 from .sidecars import index_text, sidecars

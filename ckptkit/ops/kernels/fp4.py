@@ -25,7 +25,7 @@ def nvfp4(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
     scale.masked_fill_(scale == 0, SCALE_OF_NOTHING)
     ratio = x.float() / (scale / overall).unsqueeze(-1)
     return {
-        "weight_packed": pack_nibbles(_codes(ratio).view_as(w)),
+        "weight_packed": pack_nibbles(nearest_codes(ratio).view_as(w)),
         "weight_scale": scale.to(torch.float8_e4m3fn),
     }
 
@@ -35,7 +35,7 @@ def mxfp4(w: Tensor, args: Args, state: Any) -> dict[str, Tensor]:
     x = w.view(len(w), -1, args["weights"]["group_size"])
     exponents, scale = power_of_two_scale(largest(x), 2)
     ratio = (x / scale.unsqueeze(-1)).float()
-    return {"weight_packed": pack_nibbles(_codes(ratio).view_as(w)), "weight_scale": exponents}
+    return {"weight_packed": pack_nibbles(nearest_codes(ratio).view_as(w)), "weight_scale": exponents}
 
 
 def global_scale(state: Any, w: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def global_scale(state: Any, w: Tensor) -> Tensor:
     return found.nan_to_num_(nan=1.0, posinf=1.0)
 
 
-def _codes(ratio: Tensor) -> Tensor:
+def nearest_codes(ratio: Tensor) -> Tensor:
     """float32 (overwritten) -> uint8: the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code; 8 for a sign.
 
     Values are .5 apart below 2, 1 apart below 4, then 2: each stretch is rounded to its own step, and the steps of

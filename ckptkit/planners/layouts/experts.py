@@ -12,9 +12,10 @@ from ...checkpoint import Checkpoint
 from ...errors import Finding
 from ...families import config_value
 from ...header import FLOATS, Spec
+from ...layout_config import PROJECTIONS, W_NAMES, Facts
 from ...plan import COPY, Ref, Step
 from .containers import ARRANGE, as_column, as_matrix, slab
-from .rearranged import PROJECTIONS, W_NAMES, Facts, Rearranged
+from .rearranged import Rearranged
 
 _ONE = re.compile(r"((?:.*\.)?experts)\.(\d+)\.(\w+)\.(weight|bias|weight_scale_inv)")
 _STACKED = re.compile(r"((?:.*\.)?experts)\.(gate_up_proj|down_proj)(_bias|_scale_inv|\.weight|)")

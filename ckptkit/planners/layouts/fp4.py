@@ -9,6 +9,7 @@ from itertools import chain
 from ...checkpoint import Checkpoint
 from ...errors import Finding
 from ...families import experts_of
+from ...layout_config import PROJECTIONS, W_NAMES, Facts
 from ...plan import Step
 from .containers import (
     CONTAINERS,
@@ -22,7 +23,7 @@ from .containers import (
     units,
     unstacked_bias,
 )
-from .rearranged import PROJECTIONS, W_NAMES, Facts, Rearranged
+from .rearranged import Rearranged
 
 
 def to_codes(checkpoint: Checkpoint, layout: str, facts: Facts) -> Rearranged:

@@ -1,0 +1,21 @@
+"""Where a command that cuts a part out of a checkpoint reads and writes if it is not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint import CONFIG
+from ..errors import fail
+
+
+def here(example: str) -> str:
+    """The current folder as a source. Raises UserError (``usage.arguments``) if it is no checkpoint."""
+    if not Path(CONFIG).is_file():
+        raise fail("usage.arguments", f"SRC is missing, and there is no {CONFIG} here", hint=example)
+    return "."
+
+
+def beside(src: str, part: str) -> Path:
+    """``./<name of SRC>-<part>``."""
+    name = Path(src).resolve().name.removesuffix(".safetensors")
+    return Path(f"{name}-{part}")

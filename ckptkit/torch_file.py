@@ -1,0 +1,84 @@
+"""A trainer's ``training_state.pt`` read as a checkpoint: where each tensor of the draft lies in the file.
+
+torch's own format is a zip of uncompressed records, so a tensor is a range of the file as in safetensors. The pickle is
+read with ``weights_only``: no code in it is run. Definition: ``torch.save`` (2.x), SpecForge 0.2.0 (``training/``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .checkpoint import CONFIG, Checkpoint, open_checkpoint, parse_json
+from .errors import UserError, fail
+from .plan import Ref
+from .source import Source
+
+if TYPE_CHECKING:
+    import torch
+
+STATE = "training_state.pt"
+_DRAFT = "draft_state_dict"
+
+
+def is_training_state(source: Source) -> bool:
+    """Whether this is a trainer's checkpoint folder, and holds no safetensors."""
+    return STATE in source.files and not any(name.endswith(".safetensors") for name in source.files)
+
+
+def open_draft(source: Source) -> Checkpoint:
+    """A draft as it is found: a trainer's checkpoint, or safetensors. Raises UserError with all that is wrong with it."""
+    return open_training_state(source) if is_training_state(source) else open_checkpoint(source)
+
+
+def open_training_state(source: Source) -> Checkpoint:
+    """The draft in :data:`STATE`. Raises UserError: ``source.training-state``, ``draft.strategy``."""
+    state = _load(source)
+    tensors = state.get(_DRAFT) if isinstance(state, dict) else None
+    if not isinstance(tensors, dict) or not tensors:
+        raise _unfit(f"{STATE} has no {_DRAFT}", "give the folder of a checkpoint that SpecForge wrote")
+    strategy = state.get("strategy")
+    if strategy is not None and "dspark" not in str(strategy):
+        message = f"{STATE} is of a draft trained as {strategy!r}, not as dspark"
+        raise fail("draft.strategy", message, file=STATE, hint="give a checkpoint of a DSpark run")
+    refs = {str(name): _ref(str(name), tensor) for name, tensor in tensors.items()}
+    return Checkpoint(source, {}, refs, None, _config(source))
+
+
+def _load(source: Source) -> Any:
+    import torch
+
+    try:
+        return torch.load(source.files[STATE].path, map_location="meta", weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise what they like
+        why = str(error).partition("\n")[0]
+        raise _unfit(f"{STATE} cannot be read without running code: {why}", "export it with SpecForge first") from None
+
+
+def _config(source: Source) -> dict[str, Any] | None:
+    if CONFIG not in source.files:
+        return None
+    found = parse_json(source.text(CONFIG), CONFIG, "config.parse")
+    return found if isinstance(found, dict) else None
+
+
+def _ref(name: str, tensor: torch.Tensor) -> Ref:
+    if not hasattr(tensor, "is_contiguous") or not tensor.is_contiguous() or tensor.dtype not in _dtypes():
+        raise _unfit(f"{STATE}: {name} is no plain tensor that lies in one piece", "export it with SpecForge first")
+    offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    if offset is None:
+        raise _unfit(f"{STATE} is of a format that torch 1.5 and older wrote", "save it anew with torch.save")
+    start = offset + tensor.storage_offset() * tensor.itemsize
+    return Ref(STATE, name, _dtypes()[tensor.dtype], tuple(tensor.shape), start, start + tensor.nbytes)
+
+
+def _dtypes() -> dict[torch.dtype, str]:
+    import torch
+
+    return {
+        torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8",
+        torch.int32: "I32", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e8m0fnu: "F8_E8M0",
+    }  # fmt: skip
+
+
+def _unfit(message: str, hint: str) -> UserError:
+    return fail("source.training-state", message, file=STATE, hint=hint)
