@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import Any
 
 import click
 
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_parameters
+from ..drafts.costs import amounts, costs
 from ..errors import fail
 from ..inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
 from ..options import command
-from ..patterns import pattern
+from ..patterns import meant, pattern
 from ..plan import Ref
 from ..source import open_source
+from .draft_page import page_data, page_lines
 
 
 @command
@@ -22,27 +25,43 @@ from ..source import open_source
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("--tensors", "list_tensors", is_flag=True, help="List every tensor: dtype, shape, bytes, shard.")
 @click.option("--group", type=click.Choice(list(GROUPS)), help="Totals by layer, module, dtype or shard instead.")
-def inspect(console: Console, src: str, patterns: tuple[str, ...], list_tensors: bool, group: str | None) -> None:
+@click.option("--draft", is_flag=True, help="What its draft costs: parameters, bytes, memory, with formulas.")
+@click.option("--cards", type=click.IntRange(1), default=8, help="With --draft: cards to train it on (default: 8).")
+def inspect(
+    console: Console,
+    src: str,
+    patterns: tuple[str, ...],
+    list_tensors: bool,
+    group: str | None,
+    draft: bool,
+    cards: int,
+) -> None:
     """Show what a checkpoint holds, read from its headers.
 
     SRC is a folder or a .safetensors file. A PATTERN (a tensor's name, a glob, or re: and a regex) restricts what is
-    looked at to the tensors that it matches. With --group layer the same tensor of all layers is one line; with
-    --group module the same one of all experts too.
+    looked at to the tensors that it matches. With --group layer every layer is one line; with --group module all
+    modules whose names differ in numbers only. --draft counts the layers that draft tokens: those of a target, or of a
+    draft by itself.
 
     \b
     Examples:
       ckptkit inspect ./model
       ckptkit inspect ./model --group module
       ckptkit inspect ./model '*lm_head*' '*embed_tokens*' --tensors
+      ckptkit inspect ./DeepSeek-V4-Flash-DSpark --draft --cards 16
       ckptkit inspect ./model --json | jq .quantization
     """
-    if list_tensors and group:
-        raise fail("usage.arguments", "--tensors and --group exclude each other", hint="leave one of them out")
+    _check_options(patterns, **{"--tensors": list_tensors, "--group": bool(group), "--draft": draft})
     with open_source(src) as source:
         checkpoint = open_checkpoint(source)
+    if draft:
+        found = costs(checkpoint)
+        data, human = page_data(found, cards), page_lines(src, found, cards)
+        console.result({"source": src, **data}, human, [str(amounts(found)[0].bytes)], checkpoint.warnings)
+        return
     tensors = _matching(checkpoint, patterns)
     if list_tensors:
-        data: dict[str, Any] = {"tensors": [_tensor_data(ref) for ref in tensors]}
+        data = {"tensors": [_tensor_data(ref) for ref in tensors]}
         table = Table(("tensor", "dtype", "shape", "bytes", "shard"), [_tensor_row(ref) for ref in tensors], "<<<><")
         console.result({"source": src, **data}, [table], [ref.name for ref in tensors], checkpoint.warnings)
     elif group:
@@ -55,6 +74,16 @@ def inspect(console: Console, src: str, patterns: tuple[str, ...], list_tensors:
         console.result({"source": src, **summary_data(summary)}, human, summary.architectures, summary.warnings)
 
 
+def _check_options(patterns: Sequence[str], **views: bool) -> None:
+    """Raises UserError (``usage.arguments``) for more than one view, or for patterns where all tensors are counted."""
+    given = [option for option, wanted in views.items() if wanted]
+    if len(given) > 1:
+        message = f"{' and '.join(given)} exclude each other"
+        raise fail("usage.arguments", message, hint="leave all but one of them out")
+    if patterns and views["--draft"]:
+        raise fail("usage.arguments", "--draft counts a draft as a whole: it takes no PATTERN", hint="leave it out")
+
+
 def _matching(checkpoint: Checkpoint, texts: Sequence[str]) -> list[Ref]:
     """The tensors that any of the patterns matches; all without patterns. A pattern that matches none is refused."""
     if not texts:
@@ -63,7 +92,8 @@ def _matching(checkpoint: Checkpoint, texts: Sequence[str]) -> list[Ref]:
     for wanted in map(pattern, texts):
         matched = {name: ref for name, ref in checkpoint.tensors.items() if wanted.matches(name)}
         if not matched:
-            hint = f"ckptkit inspect {checkpoint.source.uri} --group module"
+            like = meant(wanted, checkpoint.tensors)
+            hint = f"ckptkit inspect {quote(checkpoint.source.uri)} {quote(like) if like else '--group module'}"
             raise fail("usage.pattern-unmatched", f"pattern {wanted.text!r} matches no tensor", hint=hint)
         found |= matched
     return list(found.values())
@@ -114,8 +144,10 @@ def summary_lines(src: str, summary: Summary) -> Iterator[str | Table]:
         f"size          {fmt_bytes(total.bytes)} in {fmt_count(total.tensors, 'tensor')}, {fmt_count(summary.shards, 'shard')};"
         f" {fmt_parameters(total.parameters)} parameters"
     )
-    yield f"head          {_head_line(summary)}"
-    yield f"drafts        {_drafts_line(summary)}"
+    if summary.whole or summary.heads:
+        yield f"head          {_head_line(summary)}"
+    if summary.whole or summary.drafts:
+        yield f"drafts        {_drafts_line(summary)}"
     yield ""
     yield _totals_table("dtype", summary.dtypes)
     if any(row.declared or row.stored not in {"BF16", "F16", "F32", "F64"} for row in summary.modules):

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..execute.tasks import read_block
 from ..ops import Context, Read, operation
 from ..parallel import on_threads
 from ..plan import COPY, Ref, Step
+from ..reading import read_block
 from ..source import Source, same_bytes
 
 if TYPE_CHECKING:

@@ -72,8 +72,8 @@ def decoded(given: Mapping[Spec, bytes], format: Format) -> np.ndarray[Any, Any]
     """All of a weight in float32, in the module's own orientation, decoded at once."""
     parts = {spec.name.removeprefix("m."): Ref("", *spec, 0, spec.nbytes) for spec in given}
     if "blocks" in parts:
-        scales = parts["scales"].shape
-        parts["blocks"] = parts["blocks"]._replace(shape=(*scales, 16))
+        scales, codes = parts["scales"].shape, parts["blocks"]
+        parts["blocks"] = codes._replace(shape=(*scales, codes.shape[-1] // scales[-1]))
     layout: Any = dict(format.layout)
     weight = encoded(next(iter(format.parts)), parts, format.bits, format.block, format.cols, **layout)
     content = {spec.name: data for spec, data in given.items()}
@@ -91,6 +91,9 @@ FORMATS = {
     "fp4 as F4": Format({"weight": ("F4", (9, 64)), "scale": ("F8_E8M0", (9, 2))}, (9, 64)),
     "mxfp4": Format({"weight_packed": ("U8", (10, 32)), "weight_scale": ("U8", (10, 2))}, (10, 64)),
     "gpt-oss": Format({"blocks": ("U8", (3, 50, 48)), "scales": ("U8", (3, 50, 3))}, (3, 96, 50)),
+    "gpt-oss in NVFP4": Format(
+        {"blocks": ("U8", (3, 50, 48)), "scales": ("F8_E4M3", (3, 50, 6)), "weight_scale_2": ("F32", (3,))}, (3, 96, 50)
+    ),
     "nvfp4": Format(
         {"weight_packed": ("U8", (21, 24)), "weight_scale": ("F8_E4M3", (21, 3)), "weight_global_scale": ("F32", (1,))},
         (21, 48),
