@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from .console import Console, Settings
-from .errors import BUG, INTERRUPTED, USAGE, Finding, Interrupted, UserError, fail
+from .errors import BUG, INTERRUPTED, USAGE, Finding, Interrupted, UserError, fail, unreadable
 from .options import CONTEXT, global_options, resume_command
 
 
@@ -28,12 +28,18 @@ class Entry(NamedTuple):
 # Each command is the function of its name in the module of its name; nothing is imported before it is used.
 COMMANDS = {
     "quantize": Entry("Make", "Quantize a checkpoint by recipe, without calibration data."),
+    "dequantize": Entry("Make", "Make quantized weights dense, or FP4 block FP8."),
+    "extract-dspark": Entry("Make", "Cut a DSpark draft out of its target, or bring one into another layout."),
+    "attach-dspark": Entry("Make", "Put a DSpark draft into a target, in its own formats."),
+    "extract-mtp": Entry("Make", "Cut the layers that predict further tokens out of their target."),
+    "unpack": Entry("Make", "Arrange the same values otherwise: FP4 codes, stacked experts."),
     "reshard": Entry("Make", "Repair an index, split or join shards, rename, drop and cast tensors."),
     "apply": Entry("Make", "Run a plan that was written with --plan."),
     "inspect": Entry("Look", "What a checkpoint holds, read from its headers."),
     "diff": Entry("Look", "What differs between two checkpoints: names, specs, bytes, values, configs."),
     "verify": Entry("Check", "Check a checkpoint: headers, index, config; bytes; values against a source."),
-    "checks": Entry("Check", "List every check of verify, or explain one."),
+    "check-features": Entry("Check", "Check captured hidden states before a draft is trained on them."),
+    "checks": Entry("Check", "List every check of verify and check-features, or explain one."),
     "hash": Entry("Check", "Record the digests of a checkpoint's files and tensors, or check them."),
     "recipes": Entry("Help", "List the built-in recipes, or print one."),
     "schema": Entry("Help", "Print the JSON Schema of a report, a recipe or a plan file."),
@@ -74,7 +80,8 @@ Examples:
 \b
 Exit codes: 0 done, 1 found something, 2 usage or refused, 3 source missing or broken,
 4 no access, 5 output blocked, 6 engine could not run, 70 bug, 130 interrupted.
-Any option can be set by a variable: CKPTKIT_JSON, CKPTKIT_<COMMAND>_<OPTION>.
+Any option can be set by a variable: CKPTKIT_JSON, CKPTKIT_QUANTIZE_RECIPE, CKPTKIT_<COMMAND>_<OPTION>;
+values of an option that may be repeated are separated by spaces.
 Completion: eval "$(_CKPTKIT_COMPLETE=bash_source ckptkit)" (or zsh_source, fish_source).
 """
 
@@ -124,14 +131,22 @@ def explain(error: Exception, arguments: Sequence[str]) -> tuple[Sequence[Findin
             return error.findings, error.exit_code
         case Interrupted():
             return [Finding("run.interrupted", str(error), hint=resume_command(arguments))], INTERRUPTED
+        case PermissionError():
+            denied = unreadable(error, "access.denied", str(error.filename or ""))
+            return denied.findings, denied.exit_code
         case click.Abort():
             return [Finding("run.interrupted", "interrupted")], INTERRUPTED
         case click.ClickException():
             path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ckptkit"
             return [Finding("usage.arguments", error.format_message(), hint=f"{path} --help")], USAGE
+        case MemoryError():
+            message = f"out of memory: {error}".rstrip(": ")
+            found = Finding("output.memory", message, hint="--jobs 1 takes the least; or more memory")
+            return [found], found.exit_code
         case _:
             message = f"unexpected {type(error).__name__}: {error}".rstrip(": ")
-            hint = f"this is a bug in ckptkit; to see where: {shlex.join(['ckptkit', '--debug', *arguments])}"
+            again = [argument for argument in arguments if argument != "--debug"]
+            hint = f"this is a bug in ckptkit; to see where: {shlex.join(['ckptkit', '--debug', *again])}"
             return [Finding("bug.unexpected", message, hint=hint)], BUG
 
 

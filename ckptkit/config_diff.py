@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -36,25 +37,31 @@ def compare_configs(a: Checkpoint, b: Checkpoint) -> ConfigDiff | None:
     """What differs; None where one of the two is a single file, which has nothing beside it."""
     if not (a.source.root.is_dir() and b.source.root.is_dir()):
         return None
-    one, other = dict(_flat(a.config or {})), dict(_flat(b.config or {}))
+    one, other = dict(flat(a.config or {})), dict(flat(b.config or {}))
     return ConfigDiff(
         added={key: other[key] for key in other if key not in one},
         removed={key: one[key] for key in one if key not in other},
-        changed={key: (one[key], other[key]) for key in one if key in other and not _equal(one[key], other[key])},
+        changed={key: (one[key], other[key]) for key in one if key in other and not same(one[key], other[key])},
         files=dict(_differing_files(a.source, b.source)),
     )
 
 
-def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested tables by dotted path; a list is one leaf, and so is an empty table."""
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{key}.")
+            yield from flat(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 
 
-def _equal(a: Any, b: Any) -> bool:
+def shown(value: Any) -> str:
+    """A value as JSON, cut to 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def same(a: Any, b: Any) -> bool:
     """Equality in which true is not 1."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 

@@ -7,6 +7,7 @@ words, never by colour alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -70,6 +71,10 @@ class Console:
         if not self.settings.quiet:
             self.warn(warnings)
 
+    def page(self, text: str) -> None:
+        """Print a help page."""
+        self._write_result(f"{text}\n")
+
     def failure(self, findings: Sequence[Finding], exit_code: int) -> None:
         """Print why a run ended early."""
         if self.settings.json:
@@ -97,7 +102,7 @@ class Console:
         """A meter that is drawn as a bar on a terminal, else as a plain line now and then."""
         if self.settings.quiet or self.settings.no_progress:
             yield Progress(lambda meter, last: None)
-        elif self.settings.json or not sys.stderr.isatty():
+        elif self.settings.json or not _is_terminal(sys.stderr):
             yield Progress(_throttled(lambda meter: self._talk([f"{label}: {meter}"])))
         else:
             with _bar(label, "standard" if self._coloured(sys.stderr) else None) as draw:
@@ -133,17 +138,18 @@ class Console:
             if len(group) > len(shown):
                 yield f"… and {len(group) - len(shown):,} more {group[0].id} (-v or --json: all of them)"
 
-    def _coloured(self, stream: TextIO) -> bool:
-        return self.settings.color == "always" or (self.settings.color == "auto" and stream.isatty())
+    def _coloured(self, stream: TextIO | None) -> bool:
+        return self.settings.color == "always" or (self.settings.color == "auto" and _is_terminal(stream))
 
-    def _paint(self, text: str, style: str, stream: TextIO) -> str:
+    def _paint(self, text: str, style: str, stream: TextIO | None) -> str:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._coloured(stream) else text
 
     def _write_result(self, text: str) -> None:
         try:
             _write(sys.stdout, text)
         except BrokenPipeError:
-            # The reader has seen what it wanted. Nothing may fail when Python flushes the stream at exit either.
+            # The reader has seen what it wanted: no fault of the run, whose exit code stands. Nothing may fail when
+            # Python flushes the stream at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             raise fail("output.stdout", f"the result cannot be written to stdout: {error.strerror}") from error
@@ -154,7 +160,14 @@ class Console:
             _write(sys.stderr, "".join(f"{line}\n" for line in lines))
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write all of ``text``, now. Raises OSError; ``stream`` is None where the process was started without it."""
+    if stream is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     encoding = stream.encoding or "utf-8"
     try:
         text.encode(encoding)

@@ -19,7 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from .families import Kind
+from .regexes import compiled
+
 LINEAR_CLASS = "Linear"
+TORCH_CLASSES = {Kind.EMBEDDING: "Embedding", Kind.POSITION: "Embedding", Kind.NORM: "RMSNorm", Kind.CONV: "Conv1d"}
+# The classes vLLM gives these modules: a head's and an embedding's name no Linear, so a class target passes them by.
+_VLLM_CLASSES = {Kind.HEAD: "ParallelLMHead", Kind.EMBEDDING: "VocabParallelEmbedding"}
 
 
 class Declared(NamedTuple):
@@ -48,16 +54,26 @@ def matches(name: str, target: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    return re.compile(pattern).match
+    return compiled(pattern).match
+
+
+def vllm_class(kind: Kind, torch_class: str) -> str:
+    """The class vLLM gives a module of that kind, which is a ``torch_class`` in transformers."""
+    return _VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
 
 
 def by_compressed_tensors(config: Declared, module: str, class_name: str | None = LINEAR_CLASS) -> str | None:
     """The group that compressed-tensors gives ``module`` (of torch class ``class_name``), or None."""
     if any(matches(module, ignore) or ignore == class_name for ignore in config.ignore):
         return None
-    ordered = sorted(config.targets, key=lambda item: ("re:" in item[1], item[1]))
-    by_name = next((group for group, target in ordered if matches(module, target)), None)
-    return by_name or next((group for group, target in ordered if target == class_name), None)
+    by_name = _first(_in_order(config.targets), lambda target: matches(module, target))
+    return by_name or _first(config.targets, lambda target: target == class_name)
+
+
+@lru_cache(maxsize=64)
+def _in_order(targets: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """Targets as compressed-tensors tries them; sorted once, not for each module."""
+    return sorted(targets, key=lambda item: ("re:" in item[1], item[1]))
 
 
 def by_vllm(

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import fail
+from .checkpoint import parse_json
+from .errors import Finding, UserError, fail
 from .manifest import NAME as MANIFEST
 from .source import Source
 
@@ -47,23 +48,44 @@ class ShardDigests(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Digests of shards' parts, and of whole files."""
+    """Digests of shards' parts, and of whole files; ``unreadable``: what is wrong with records that cannot be read."""
 
     shards: Mapping[str, ShardDigests]
     files: Mapping[str, Digest]
+    unreadable: tuple[Finding, ...]
 
 
 def recorded(source: Source, manifest: Mapping[str, Any] | None) -> Recorded:
-    """Everything that is recorded of a source's files. Raises UserError (``config.parse``) for a record that is no JSON."""
+    """Everything that is recorded of a source's files."""
     made = manifest or {}
-    shards = dict(_shards_of_manifest(made))
-    if TENSORS in source.files:
-        shards |= parse_shards(source.text(TENSORS), TENSORS)
+    unreadable: list[Finding] = []
+    shards = dict(_shards_of_manifest(made)) | _record(source, TENSORS, _shards, unreadable)
     files = dict(_from_hub(source))
     files |= {name: Digest("xxh3", value, MANIFEST) for name, value in _sidecars_of_manifest(made)}
-    if SUMS in source.files:
-        files |= {name: Digest("sha256", value, SUMS) for name, value in parse_sums(source.text(SUMS))}
-    return Recorded(shards, files)
+    files |= {name: Digest("sha256", value, SUMS) for name, value in _record(source, SUMS, _sums, unreadable).items()}
+    return Recorded(shards, files, tuple(unreadable))
+
+
+def _record(
+    source: Source, name: str, parse: Callable[[str], dict[str, Any]], unreadable: list[Finding]
+) -> dict[str, Any]:
+    """What the file ``name`` records, nothing where there is none; what is wrong with it joins ``unreadable``."""
+    try:
+        return parse(source.text(name, "surrogateescape")) if name in source.files else {}
+    except UserError as error:
+        unreadable += error.findings
+        return {}
+
+
+def _shards(text: str) -> dict[str, ShardDigests]:
+    return parse_shards(text, TENSORS)
+
+
+def _sums(text: str) -> dict[str, str]:
+    found = dict(parse_sums(text))
+    if not found:
+        raise fail("config.parse", f"{SUMS} holds no line that sha256sum would read", file=SUMS)
+    return found
 
 
 def _shards_of_manifest(content: Mapping[str, Any]) -> Iterator[tuple[str, ShardDigests]]:
@@ -126,12 +148,8 @@ def _escaped(name: str, value: str) -> str:
 
 def parse_shards(text: str, file: str) -> dict[str, ShardDigests]:
     """By shard, the digests of its parts. Raises UserError (``config.parse``)."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise fail("config.parse", f"{file} is not JSON: {error}", file=file) from None
     found = {}
-    match content:
+    match parse_json(text, file, "config.parse"):
         case {"schema": 1, "shards": dict() as shards}:
             for name, shard in shards.items():
                 match shard:

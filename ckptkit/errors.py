@@ -22,6 +22,7 @@ _EXIT_BY_FAMILY = {
     "names": SOURCE,
     "shapes": SOURCE,
     "data": SOURCE,
+    "draft": SOURCE,
     "files": SOURCE,
     "access": ACCESS,
     "output": OUTPUT,
@@ -76,6 +77,14 @@ class UserError(Exception):
 
 class Interrupted(Exception):
     """Stopped by SIGINT or SIGTERM after the chunk in hand; what was finished is kept for ``--resume``."""
+
+
+def unreadable(error: OSError, otherwise: str, file: str, hint: str | None = None) -> UserError:
+    """To be raised where ``file`` cannot be read: ``access.denied`` if permissions forbid it, else ``otherwise``."""
+    message = f"{error.filename or file} cannot be read: {error.strerror or error}"
+    if isinstance(error, PermissionError):
+        return fail("access.denied", message, file=file, hint="run as a user who may read it, or change its mode")
+    return fail(otherwise, message, file=file, hint=hint)
 
 
 def fail(id: str, message: str, **details: Any) -> UserError:

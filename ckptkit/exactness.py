@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from .errors import Finding
-from .execute.tasks import read_block
 from .ops import Context, Inexact, NonFinite, operation
 from .parallel import on_threads
 from .plan import Plan, Step
+from .reading import read_block
 from .source import Source
 
 OPERATION = "fp4_to_fp8_block@1"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .errors import Finding, fail
+from .foreign import LOOKED_AT, foreign
 
 MAX_HEADER = 100_000_000
 MAX_RANK = 64
@@ -95,6 +96,10 @@ def read_header(read: Callable[[int, int], bytes], size: int, file: str) -> Head
     if size < 8:
         raise fail("layout.truncated", f"{file} is {size} bytes long: too short for a safetensors header", file=file)
     length = int.from_bytes(read(0, 8), "little")
+    if length > MAX_HEADER or not length:
+        other = foreign(read(0, min(size, LOOKED_AT)), file)
+        if other is not None:
+            raise fail("layout.header", f"{file} is {other.what}", file=file, hint=other.hint)
     if length > MAX_HEADER:
         message = f"{file} declares a header of {length:,} bytes, over the format's limit of {MAX_HEADER:,}"
         raise fail("layout.header", message, file=file, hint=_not_safetensors(file))
@@ -120,7 +125,9 @@ def _parse(text: bytes, data_start: int, size: int, file: str) -> Header:
 
 def _load_json(text: bytes, file: str) -> dict[str, Any]:
     try:
-        table = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        decoded = text.decode("utf-8")
+        table = json.loads(decoded, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        check_characters(table, decoded)
     except _DuplicateKey as error:
         message = f"{file}: the header names {error.args[0]!r} twice"
         raise fail("layout.duplicate-key", message, file=file, tensor=error.args[0]) from None
@@ -145,6 +152,15 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         raise _DuplicateKey(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
     return table
+
+
+def check_characters(parsed: Any, text: str) -> None:
+    """Raise ValueError where JSON ``text`` escapes half of a surrogate pair: Python reads that, and can't write it."""
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) is no character") from None
 
 
 def _no_constant(text: str) -> Any:

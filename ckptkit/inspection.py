@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .checkpoint import Checkpoint
+from .checks import Level, Subject, run
 from .errors import Finding
-from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, head_of, is_tied
+from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, is_tied
 from .names import to_template
 from .plan import Ref
-from .stored import SCALES, WEIGHTS, Quantization, declared_quantization, split_name
+from .stored import Quantization, declared_quantization, split_name
 from .survey import Module, Survey, keyed, survey
 
+# What stands out of a summary's contradictions; ``ckptkit verify`` looks for more.
+_TOLD = frozenset({
+    "config.quant-undeclared", "config.quant-dense", "names.weight-without-scale", "names.scale-without-weight",
+    "config.tie", "names.draft-missing",
+})  # fmt: skip
 _UP_TO_INDEX = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")
-# Unlike ``scale``, these names stand for nothing else.
-_SCALES_ONLY = (".weight_scale", ".weight_scale_inv")
-_FIRST_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBER = re.compile(r"\d+")
 
 
 class Total(NamedTuple):
@@ -52,8 +56,9 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that ``ckptkit inspect`` tells of a checkpoint as a whole."""
+    """All that ``ckptkit inspect`` tells of a checkpoint, or of some of its tensors (not ``whole``)."""
 
+    whole: bool
     architectures: tuple[str, ...]
     model_type: str | None
     quantization: Quantization | None
@@ -71,19 +76,21 @@ class Summary:
 
 def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
     """The summary of ``tensors``: all of the checkpoint's, or some, about which no warning is given."""
-    config = checkpoint.config or {}
+    subject, config = Subject(checkpoint), checkpoint.config or {}
     quantization, findings = declared_quantization(config)
-    found = survey(tensors, config, quantization)
+    whole = len(tensors) == len(checkpoint.tensors)
+    found = subject.survey if whole else survey(tensors, config, quantization)
     names = [cell.first.name for cell in found.cells.values()]
     drafts = tuple(_drafts(found, config))
     embedding = embedding_of(names)
-    if len(tensors) == len(checkpoint.tensors):
-        findings += [*checkpoint.warnings, *_format_warnings(found, quantization), *_scale_warnings(found)]
-        findings += [*_tie_warnings(config, embedding, names), *_draft_warnings(config, drafts)]
+    if whole:
+        told = run(subject, Level.STATIC, _TOLD.__contains__).findings
+        findings += [*checkpoint.warnings, *(finding.as_warning() for finding in told)]
     architectures = config.get("architectures")
     model_type = config_value(config, "model_type")
     heads = [module for module in found.modules if module.kind is Kind.HEAD]
     return Summary(
+        whole=whole,
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         model_type=None if model_type is None else str(model_type),
         quantization=quantization,
@@ -116,25 +123,28 @@ def _totals(found: Survey, key: Callable[[Ref], str | None]) -> list[Total]:
     return [Total(name, *row) for name, row in rows.items()]
 
 
-def _by_layer(ref: Ref) -> str:
-    return _FIRST_INDEX.sub("#", split_name(ref.name)[0] or ref.name, count=1)
+def _module_of(ref: Ref) -> str:
+    return split_name(ref.name)[0] or ref.name
 
 
-def _by_module(ref: Ref) -> str:
-    return to_template(split_name(ref.name)[0] or ref.name)
+def _layer_of(ref: Ref) -> str:
+    found = _UP_TO_INDEX.match(ref.name)
+    return found[0] if found else _module_of(ref)
 
 
 GROUPS: Mapping[str, Callable[[Ref], str]] = {
-    "layer": _by_layer,
-    "module": _by_module,
+    "layer": _layer_of,
+    "module": lambda ref: to_template(_module_of(ref)),
     "dtype": lambda ref: ref.dtype,
     "shard": lambda ref: ref.file,
 }
 
 
 def grouped(checkpoint: Checkpoint, tensors: Sequence[Ref], by: str) -> list[Total]:
-    """Totals of ``tensors`` by one of :data:`GROUPS`: ``layer`` takes the layers' tensors together, ``module`` those
-    of experts and other numbered modules too."""
+    """Totals of ``tensors`` by one of :data:`GROUPS`, sorted, numbers as numbers.
+
+    ``layer``: each layer, and each module outside of them. ``module``: modules whose names differ in numbers only.
+    """
     config = checkpoint.config or {}
     quantization, _ = declared_quantization(config)
     found = survey(tensors, config, quantization)
@@ -144,7 +154,11 @@ def grouped(checkpoint: Checkpoint, tensors: Sequence[Ref], by: str) -> list[Tot
         row[0] += 1
         row[1] += found.parameters[key]
         row[2] += ref.nbytes
-    return [Total(name, *row) for name, row in rows.items()]
+    return [Total(name, *rows[name]) for name in sorted(rows, key=_in_order)]
+
+
+def _in_order(name: str) -> str:
+    return _NUMBER.sub(lambda number: number[0].zfill(20), name)
 
 
 def _module_rows(modules: Iterable[Module], quantization: Quantization | None) -> Iterator[ModuleRow]:
@@ -170,80 +184,3 @@ def _drafts(found: Survey, config: Mapping[str, Any]) -> list[Total]:
         return index[0] if index else ref.name.partition(".")[0]
 
     return _totals(found, part)
-
-
-# --- warnings ----------------------------------------------------------------------------------------------
-
-
-def _warning(id: str, message: str, **details: Any) -> Finding:
-    return Finding(id, message, severity="warning", **details)
-
-
-def _format_warnings(found: Survey, quantization: Quantization | None) -> Iterator[Finding]:
-    """Where disk and config disagree on which modules are quantized, once for the modules of one template.
-
-    Only compressed-tensors says it module by module; of other methods it is asked only that there is a config.
-    """
-    by_module = quantization is not None and quantization.declared is not None
-    wrong: dict[tuple[str, str], list[Module]] = defaultdict(list)
-    for module in found.modules:
-        template = to_template(module.name)
-        if module.stored.quantized and module.group is None and (by_module or quantization is None):
-            wrong["config.quant-undeclared", template].append(module)
-        elif module.group is not None and not module.stored.quantized:
-            wrong["config.quant-dense", template].append(module)
-    for (id, template), modules in wrong.items():
-        number = sum(module.weight.number for module in modules)
-        declares = f"puts it into {modules[0].group}" if modules[0].group else "does not declare it"
-        likes = f" (and {number - 1:,} more of {template})" if number > 1 else ""
-        message = f"{modules[0].name} is stored as {modules[0].stored.label}, and config.json {declares}{likes}"
-        ref = modules[0].weight.first
-        yield _warning(id, message, file=ref.file, tensor=ref.name, data={"modules": number})
-
-
-def _scale_warnings(found: Survey) -> Iterator[Finding]:
-    """Quantized weights without a scale, and scales without a weight; names are looked at only where cells differ."""
-    quantized = [module for module in found.modules if module.stored.quantized]
-    if not any(map(_lacks_scales, quantized)) and not _orphans(found):
-        return
-    keys = {module.weight.key for module in quantized}
-    weights = {split_name(ref.name)[0]: ref for ref, key in keyed(found.tensors) if key in keys}
-    scales = {split_name(ref.name)[0]: ref for ref in found.tensors if split_name(ref.name)[1] in SCALES}
-    for name in sorted(weights.keys() - scales.keys()):
-        ref = weights[name]
-        yield _warning("names.weight-without-scale", f"{ref.name} has no scale", file=ref.file, tensor=ref.name)
-    for name in sorted(scales.keys() - weights.keys()):
-        ref = scales[name]
-        if ref.name.endswith(_SCALES_ONLY):
-            yield _warning("names.scale-without-weight", f"{ref.name} has no weight", file=ref.file, tensor=ref.name)
-
-
-def _lacks_scales(module: Module) -> bool:
-    numbers = [module.companions[part].number for part in SCALES if part in module.companions]
-    return module.stored.lacks_scale or any(number != module.weight.number for number in numbers)
-
-
-def _orphans(found: Survey) -> bool:
-    """Whether there are scales in a place that has no weights."""
-    beside = {cell.key for module in found.modules for cell in module.companions.values()}
-    return any(cell.first.name.endswith(_SCALES_ONLY) and cell.key not in beside for cell in found.cells.values())
-
-
-def _tie_warnings(config: Mapping[str, Any], embedding: str | None, names: Iterable[str]) -> Iterator[Finding]:
-    head = head_of(embedding) if embedding else None
-    if head is None:
-        return
-    stored = any(split_name(name)[0] == head and split_name(name)[1] in WEIGHTS for name in names)
-    if stored and is_tied(config):
-        message = f"config.json ties {head} to {embedding}, yet {head} is stored too: engines ignore the stored one"
-        yield _warning("config.tie", message, file="config.json", tensor=head)
-    elif not stored and not is_tied(config):
-        message = f"config.json does not tie {head} to {embedding}, yet there is no {head}"
-        yield _warning("config.tie", message, file="config.json", tensor=head)
-
-
-def _draft_warnings(config: Mapping[str, Any], drafts: Sequence[Total]) -> Iterator[Finding]:
-    keys = declared_drafts(config)
-    if keys and not drafts:
-        message = f"config.json declares draft layers ({', '.join(keys)}), and the checkpoint has no tensors of them"
-        yield _warning("names.draft-missing", message, file="config.json")

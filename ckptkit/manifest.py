@@ -53,12 +53,17 @@ def manifest(
         "command": plan.command,
         "plan": plan.digest,
         "settings": dict(plan.settings),
-        "source": {"uri": source.uri, "files": source_files(plan, source)},
+        "source": {"uri": source.uri, "files": source_files(plan, source)} | _others(source),
         "shards": sorted(shards, key=lambda record: record["name"]),
         "sidecars": dict(sorted(sidecars.items())),
         "left_out": {item.name: item.reason for item in plan.left_out},
         "dropped": {item.name: item.reason for item in plan.dropped},
     }
+
+
+def _others(source: Source) -> dict[str, Any]:
+    """The other sources that the plan read, by the keys that their files have before their names."""
+    return {"others": {key: other.uri for key, other in source.others.items()}} if source.others else {}
 
 
 def files_read(plan: Plan) -> list[str]:

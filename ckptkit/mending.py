@@ -7,45 +7,18 @@ checkpoint, and ``consolidated.safetensors`` does not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from .checkpoint import Checkpoint, scan
 from .errors import Finding, UserError
 from .header import Header, read_header
+from .numbering import is_whole, numbered
 from .plan import Ref
 from .source import Source
 
-_NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 # An index that cannot be used at all.
 _UNUSABLE = frozenset({"index.missing", "index.parse", "index.path", "index.ambiguous"})
-
-
-class Numbered(NamedTuple):
-    """The parts of a name like ``model-00001-of-00003.safetensors``; ``stem`` may begin with folders."""
-
-    stem: str
-    number: int
-    total: int
-
-    @property
-    def set(self) -> tuple[str, int]:
-        """What the names of one checkpoint's shards have in common."""
-        return self.stem, self.total
-
-
-def numbered(file: str) -> Numbered | None:
-    found = _NUMBERED.fullmatch(file)
-    return Numbered(found[1], int(found[2]), int(found[3])) if found else None
-
-
-def is_whole(files: Sequence[str]) -> bool:
-    """True if ``files`` are the numbers 1 to N of one set of N."""
-    first = numbered(files[0]) if files else None
-    total = len(files)
-    return first is not None and {*map(numbered, files)} == {Numbered(first.stem, n + 1, total) for n in range(total)}
 
 
 def open_mended(source: Source) -> Checkpoint:
@@ -77,8 +50,13 @@ def open_mended(source: Source) -> Checkpoint:
         tensors=tensors,
         index=index and index._replace(weight_map={name: ref.file for name, ref in tensors.items()}),
         stray=stray,
-        warnings=tuple(finding.as_warning() for finding in findings),
+        warnings=tuple(map(_told, findings)),
     )
+
+
+def _told(finding: Finding) -> Finding:
+    """A fault of the index needs no hint here, where it is written anew."""
+    return replace(finding.as_warning(), hint=None if finding.id.startswith("index.") else finding.hint)
 
 
 def _header(source: Source, name: str) -> Header:

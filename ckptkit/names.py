@@ -15,6 +15,12 @@ from .patterns import REGEX, pattern
 
 Indices = tuple[str, ...]
 
+# How a written pattern begins, and how it says any index.
+PREFIX = r"re:^(?:.*\.)?"
+ANY = r"\d+"
+# Parts of a path that only wrap the text model: engines add, drop and reorder them.
+WRAPPERS = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer"})
+
 # A whole part of digits. The digit comes first, what stands before it is looked at then: so the engine skips to digits.
 _INDEX = re.compile(r"[0-9](?<![^.].)[0-9]*(?![^.])")
 
@@ -40,6 +46,31 @@ def layered(name: str) -> tuple[str, str]:
         return template, ""
     stop = name.find(".", start)
     return template, name[start:stop] if stop >= 0 else name[start:]
+
+
+def unwrapped(name: str) -> str:
+    """A name or template without the leading parts that only wrap the text model."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in WRAPPERS:
+        del parts[0]
+    return ".".join(parts)
+
+
+def template_of(text: str) -> str | None:
+    """The template whose names, behind any prefix, a pattern of :mod:`.planners.generalise` or an exact name can match.
+
+    None for other patterns.
+    """
+    if not text.startswith(REGEX):
+        return to_template(text)
+    if not (text.startswith(PREFIX) and text.endswith("$")):
+        return None
+    parts = text[len(PREFIX) : -1].split(r"\.")
+    return ".".join("#" if _is_index(part) else re.sub(r"\\(.)", r"\1", part) for part in parts)
+
+
+def _is_index(part: str) -> bool:
+    return part == ANY or part.isdecimal() or part.startswith("(?:")
 
 
 def uniform(text: str) -> bool:

@@ -2,19 +2,21 @@
 
 A global option is accepted before the command and after it; given twice, the later one counts. Only the ones before
 the command are also read from the environment (``CKPTKIT_JSON``, …), so that an option always wins over a variable.
+A command's own options are set by ``CKPTKIT_<COMMAND>_<OPTION>``, whatever their parameters are called here.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from . import __version__
 
-CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+# The help page is the console's to print, as all else is: see ``_show_help``.
+CONTEXT: dict[str, Any] = {"help_option_names": [], "max_content_width": 100}
 
 
 def _set(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -28,11 +30,17 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
         ctx.exit()
 
 
+def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.obj.page(ctx.get_help())
+        ctx.exit()
+
+
 def global_options(*, environment: bool) -> list[click.Option]:
     """The options that every command has; ``environment`` says if variables set them too."""
 
     def option(*declarations: str, help: str, **changes: Any) -> click.Option:
-        attributes: dict[str, Any] = {"callback": _set, "is_flag": True, "allow_from_autoenv": environment, **changes}
+        attributes = {"callback": _set, "is_flag": True, "allow_from_autoenv": environment, **changes}
         return click.Option(declarations, help=help, expose_value=False, **attributes)
 
     colors = click.Choice(["auto", "always", "never"])
@@ -44,6 +52,7 @@ def global_options(*, environment: bool) -> list[click.Option]:
         option("--no-progress", help="Show no progress."),
         option("--debug", help="Show the traceback of an error."),
         option("--version", help="Print the version.", callback=_show_version, allow_from_autoenv=False),
+        option("-h", "--help", help="Show this page.", callback=_show_help, is_eager=True, allow_from_autoenv=False),
     ]
 
 
@@ -52,6 +61,9 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        for param in self.params:
+            if isinstance(param, click.Option):
+                param.envvar, param.allow_from_autoenv = variable(self.name or "", param), False
         self._globals = global_options(environment=False)
         self.params += self._globals
 
@@ -59,8 +71,21 @@ class Command(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         own = [option for option in options if option not in self._globals]
         for title, listed in (("Options", own), ("Global options", self._globals)):
-            with formatter.section(title):
-                formatter.write_dl([record for option in listed if (record := option.get_help_record(ctx))])
+            records = [record for option in listed if (record := option.get_help_record(ctx))]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def variable(command: str, option: click.Option) -> str:
+    """The environment variable that sets a command's option: ``CKPTKIT_QUANTIZE_DRY_RUN``."""
+    words = ["ckptkit", command, max(option.opts, key=len).lstrip("-")]
+    return "_".join(words).replace("-", "_").upper()
+
+
+def listed(texts: Iterable[str]) -> Iterator[str]:
+    """The values of an option that takes several, with commas or given again."""
+    return (value.strip() for text in texts for value in text.split(",") if value.strip())
 
 
 def resume_command(arguments: Sequence[str]) -> str:

@@ -139,11 +139,6 @@ class Plan:
     def steps(self) -> Iterator[Step]:
         return (step for shard in self.shards for step in shard.steps)
 
-    @property
-    def total_size(self) -> int:
-        """Tensor bytes of all shards: ``metadata.total_size`` of an index."""
-        return sum(shard.nbytes for shard in self.shards)
-
     def summary(self) -> list[RuleTotal]:
         """Per rule and operation: tensors and bytes read and written, in the order of first use."""
         totals: dict[tuple[str, str], list[int]] = {}

@@ -1,11 +1,13 @@
-"""Reading a checkpoint's bytes from one end to the other: in bounded pieces, tensor by tensor, on several threads."""
+"""Reading a checkpoint's bytes from one end to the other: in bounded pieces, tensor by tensor, on several threads;
+or a part of one tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .header import Header, row_view
+from .header import DTYPE_BITS, Header, row_view
+from .ops import Block, Read
 from .plan import Ref
 from .source import Source
 
@@ -111,3 +113,24 @@ def _step(ref: Ref) -> int:
     """Bytes of a part: whole rows, unless a row alone is larger than a piece."""
     _, width = row_view(ref.dtype, ref.shape)
     return PIECE // width * width if 0 < width <= PIECE else PIECE
+
+
+# --- a part of a tensor ------------------------------------------------------------------------------------
+
+
+def read_block(source: Source, ref: Ref, read: Read) -> Block:
+    """The rows of a tensor that ``read`` asks for, or some columns of them."""
+    _, width = row_view(ref.dtype, ref.shape)
+    columns = ref.shape[-1] if ref.shape else 1
+    rows = read.row_stop - read.row
+    first, stop = read.col or 0, columns if read.col_stop is None else read.col_stop
+    left, size = (count * DTYPE_BITS[ref.dtype] // 8 for count in (first, stop - first))
+    data = bytearray(rows * size)
+    view = memoryview(data)
+    start = ref.start + read.row * width + left
+    if size == width:
+        source.read_into(ref.file, start, view)
+    else:
+        for row in range(rows):
+            source.read_into(ref.file, start + row * width, view[row * size : (row + 1) * size])
+    return Block(data, ref.dtype, rows, stop - first, ref.shape)

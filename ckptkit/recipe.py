@@ -8,6 +8,7 @@ Ids of what is wrong with one, all of them exit 2: ``recipe.not-found``, ``recip
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from .errors import Finding, UserError, fail
+from .errors import Finding, UserError, fail, unreadable
 from .patterns import nearest
 from .recipe_rules import POLICIES, Problem, overrides, problems, put
 from .schemes import Scheme, config_group, resolve
@@ -85,8 +86,8 @@ def load(name_or_path: str, sets: Sequence[str] = ()) -> Recipe:
 
     A file is what exists as one, has a ``/`` in it, or ends in ``.yaml`` or ``.yml``. Raises UserError.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_file() or "/" in name_or_path or path.suffix in {".yaml", ".yml"}:
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isfile(path) or "/" in name_or_path or path.suffix in {".yaml", ".yml"}:
         return load_text(_read(path, name_or_path), name_or_path, sets)
     return load_text(builtin_text(name_or_path), name_or_path, sets)
 
@@ -120,8 +121,7 @@ def _read(path: Path, origin: str) -> str:
     except OSError as error:
         close = nearest(path.stem, builtin_names())
         hint = f"ckptkit recipes {close} prints a built-in one" if close else "ckptkit recipes lists the built-in ones"
-        message = f"recipe {origin} cannot be read: {error.strerror}"
-        raise fail("recipe.not-found", message, file=origin, hint=hint) from None
+        raise unreadable(error, "recipe.not-found", origin, hint) from None
     if len(content) > MAX_BYTES:
         raise fail("recipe.invalid", f"{origin} is longer than {MAX_BYTES:,} bytes: no recipe", file=origin)
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from .checks import Outcome, Result
 from .errors import OK, Finding
@@ -20,20 +20,22 @@ from .reports.summary import numeric_of, place_of, plain, stats_of
 _TYPED = frozenset({"numeric", "heads"})
 
 
+class Run(NamedTuple):
+    """What was run on what, and how it ended: fields of the report as they stand there."""
+
+    command: str
+    target: Place
+    against: Place | None
+    level: str
+    sample: str | None
+    started: datetime
+    seconds: float
+    environment: Mapping[str, Any]
+    exit_code: int
+
+
 def make_report(
-    command: str,
-    target: Place,
-    against: Place | None,
-    level: str,
-    sample: str | None,
-    outcome: Outcome,
-    allowed: Collection[str],
-    seconds: float,
-    started: datetime,
-    stats: Stats | None,
-    environment: Mapping[str, Any],
-    exit_code: int,
-    max_findings: int = 100,
+    run: Run, outcome: Outcome, allowed: Collection[str], stats: Stats | None, max_findings: int = 100
 ) -> Report:
     """The report of one run.
 
@@ -45,16 +47,10 @@ def make_report(
     figures = {name: plain(value) for name, value in outcome.figures.items() if name not in _TYPED}
     skipped = sum(result.result == "skip" for result in outcome.results)
     errors = sum(finding.severity == "error" for finding in findings)
+    started, seconds = run.started.astimezone(UTC).replace(microsecond=0), round(run.seconds, 3)
     return Report(
-        command=command,
-        ok=exit_code == OK,
-        exit_code=exit_code,
-        target=target,
-        against=against,
-        level=level,
-        sample=sample,
-        started=started.astimezone(UTC).replace(microsecond=0),
-        seconds=round(seconds, 3),
+        **run._asdict() | {"started": started, "seconds": seconds, "environment": plain(run.environment)},
+        ok=run.exit_code == OK,
         counts=Counts(errors=errors, warnings=len(findings) - errors, skipped=skipped),
         truncated=any(number > max_findings for number in numbers.values()),
         allowed=sorted(allowed),
@@ -64,7 +60,6 @@ def make_report(
         numeric=_numeric(outcome.figures.get("numeric")),
         heads=list(_heads(outcome.figures.get("heads", {}))),
         figures=figures,
-        environment=plain(environment),
     )
 
 

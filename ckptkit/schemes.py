@@ -181,7 +181,7 @@ def _words(args: QuantArgs, kind: str | None = None) -> str:
 @lru_cache(maxsize=1)
 def presets() -> Mapping[str, Any]:
     """Every preset of compressed-tensors by name, as plain data, those that cannot be made here included."""
-    return MappingProxyType(json.loads((files(__package__) / "data" / "presets.json").read_text()))
+    return MappingProxyType(json.loads((files(__package__) / "data" / "presets.json").read_text("utf-8")))
 
 
 def usable() -> tuple[str, ...]:

@@ -6,16 +6,19 @@ gives are plain relative paths with ``/`` between parts. All ranges are half-ope
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from .errors import fail
+from .errors import UserError, fail, unreadable
 
 PIECE = 4 << 20
+# Folders that are no part of a checkpoint: version control, a download cache, a filesystem's own.
+PASSED_OVER = {".git", ".cache", "lost+found"}
+DANGLING = "a symlink that leads nowhere"
 KEPT_OPEN = 64  # a process may commonly hold 1,024 descriptors, a checkpoint has more files than that
 
 
@@ -58,16 +61,22 @@ class _Descriptor:
 
 @dataclass
 class Source:
-    """A folder or file with its files listed. Reads are thread-safe (``pread``); the files last read stay open."""
+    """A folder or file with its files listed. Reads are thread-safe (``pread``); the files last read stay open.
+
+    ``no_files`` names what lies among the files and is none, with the reason: a dangling symlink, say. ``others`` are
+    further sources, whose files are ``files`` too, as ``<key>:<name>``: see :func:`joined`.
+    """
 
     uri: str
     root: Path
     files: dict[str, FileInfo]
+    no_files: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Source] = field(default_factory=dict)
     _descriptors: dict[str, _Descriptor] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, file: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of ``file``. Raises UserError (``source.read``) on a short or failed read."""
+        """Bytes [start, stop) of ``file``. Raises UserError on a short or failed read: ``source.read``, ``access.denied``."""
         buffer = bytearray(stop - start)
         self.read_into(file, start, memoryview(buffer))
         return bytes(buffer)
@@ -84,19 +93,35 @@ class Source:
                     raise fail("source.read", message, file=file)
                 done += count
         except OSError as error:
-            raise fail("source.read", f"{file} cannot be read: {error.strerror}", file=file) from error
+            raise unreadable(error, "source.read", file) from error
 
-    def text(self, file: str) -> str:
-        """A whole small file as UTF-8 text. Raises UserError (``config.parse``) where it is none."""
+    def text(self, file: str, errors: str = "strict") -> str:
+        """A whole small file as UTF-8 text. Raises UserError (``config.parse``) where it is none.
+
+        ``errors``: ``surrogateescape`` takes any bytes, as Python does for the names of files.
+        """
         try:
-            return self.read(file, 0, self.files[file].size).decode("utf-8")
+            return self.read(file, 0, self.files[file].size).decode("utf-8", errors)
         except UnicodeDecodeError as error:
             raise fail("config.parse", f"{file} is not UTF-8 text (byte {error.start})", file=file) from None
 
     def changed(self, recorded: dict[str, list[int]]) -> list[str]:
         """Names whose size, mtime or inode are no longer those recorded, the vanished included."""
-        now = {name: info.identity for name, info in _scan(self.root).items()}
-        return sorted(name for name, identity in recorded.items() if now.get(name) != identity)
+        files = self._now()
+        return sorted(name for name, found in recorded.items() if name not in files or files[name].identity != found)
+
+    @property
+    def roots(self) -> list[Path]:
+        """The folder or file that this is, and those of ``others``."""
+        return [self.root, *(root for other in self.others.values() for root in other.roots)]
+
+    def _now(self) -> dict[str, FileInfo]:
+        """The files as they are at this moment."""
+        try:
+            files, _ = _scan(self.root)
+        except OSError:
+            files = {}
+        return files | _labelled({key: other._now() for key, other in self.others.items()})
 
     def close(self) -> None:
         with self._lock:
@@ -122,20 +147,36 @@ def open_source(text: str) -> Source:
 
     A path that exists is local. One that starts with ``.``, ``/`` or ``~``, has two slashes or ends in
     ``.safetensors`` is meant to be local too: UserError ``source.missing`` when absent. Anything else is a Hub name:
-    UserError ``usage.hub``.
+    UserError ``usage.hub``. A folder of which a part may not be read is refused whole: ``access.denied``.
     """
-    path = Path(text).expanduser()
-    if not path.exists():
-        if _looks_local(text):
-            raise fail("source.missing", f"{text} does not exist", file=text, hint=_nearby(path))
-        message = f"{text} is not a path here, so it would be a Hub name; reading from the Hub is not supported yet"
-        raise fail("usage.hub", message, hint=f"hf download {text} --local-dir ./{text.rsplit('/', 1)[-1]}")
-    if path.is_dir():
-        return Source(text, path, _scan(path))
-    if path.suffix != ".safetensors":
-        hint = "give the folder that holds config.json and the .safetensors files"
-        raise fail("source.kind", f"{text} is neither a folder nor a .safetensors file", file=text, hint=hint)
-    return Source(text, path, _scan(path))
+    path = Path(os.path.expanduser(text))
+    try:
+        if not path.exists():
+            raise _absent(text, path)
+        if not path.is_dir() and path.suffix != ".safetensors":
+            hint = "give the folder that holds config.json and the .safetensors files"
+            raise fail("source.kind", f"{text} is neither a folder nor a .safetensors file", file=text, hint=hint)
+        return Source(text, path, *_scan(path))
+    except OSError as error:
+        raise unreadable(error, "source.read", text) from error
+
+
+def joined(first: Source, others: Mapping[str, Source]) -> Source:
+    """``first`` with the files of ``others`` as ``<key>:<name>`` too: what a plan over several sources is run on."""
+    files = first.files | _labelled({key: other.files for key, other in others.items()})
+    return Source(first.uri, first.root, files, first.no_files, others)
+
+
+def _labelled(files: Mapping[str, Mapping[str, FileInfo]]) -> dict[str, FileInfo]:
+    return {f"{key}:{name}": info for key, found in files.items() for name, info in found.items()}
+
+
+def _absent(text: str, path: Path) -> UserError:
+    if _looks_local(text):
+        return fail("source.missing", f"{text} does not exist", file=text, hint=_nearby(path))
+    message = f"{text} does not exist here; as the name of a Hub repository it cannot be read yet"
+    hint = f"correct the path, or: hf download {text} --local-dir ./{text.rsplit('/', 1)[-1]}"
+    return fail("usage.hub", message, hint=hint)
 
 
 def _looks_local(text: str) -> bool:
@@ -146,25 +187,45 @@ def _nearby(path: Path) -> str | None:
     parent = path.parent
     if not parent.is_dir():
         return f"{parent} does not exist either"
-    names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())[:5]
+    try:
+        names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())[:5]
+    except PermissionError:
+        return None
     return f"folders there: {', '.join(names)}" if names else None
 
 
-def _scan(root: Path) -> dict[str, FileInfo]:
-    """Every regular file below ``root`` by relative name, ``.git`` and ``.cache`` left aside; a file is itself."""
+def _scan(root: Path) -> tuple[dict[str, FileInfo], dict[str, str]]:
+    """Every regular file below ``root`` by relative name, and what is none, with the reason; a file is itself.
+
+    Raises OSError where a folder cannot be listed, or a symlink may not be followed.
+    """
     if root.is_file():
-        return {root.name: _info(root)}
-    found = {}
-    for folder, subfolders, names in os.walk(root, followlinks=False):
-        subfolders[:] = sorted(name for name in subfolders if name not in {".git", ".cache"})
-        for name in sorted(names):
+        return {root.name: _info(root)}, {}
+    files, others = {}, {}
+    for folder, subfolders, names in os.walk(root, onerror=_raise, followlinks=False):
+        subfolders[:] = sorted(name for name in subfolders if name not in PASSED_OVER)
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*names, *links]):
             path = Path(folder, name)
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # a dangling symlink is no file: the index names what it misses
+            relative = path.relative_to(root).as_posix()
+            try:
                 if path.is_file():
-                    found[path.relative_to(root).as_posix()] = _info(path)
-    return found
+                    files[relative] = _info(path)
+                    continue
+            except FileNotFoundError:  # it went while it was looked at
+                pass
+            others[relative] = _no_file(path)
+    return files, others
+
+
+def _no_file(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return DANGLING
+    return "a symlink to a folder" if path.is_dir() else "no regular file"
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _info(path: Path) -> FileInfo:
@@ -195,4 +256,4 @@ def is_plain(name: str) -> bool:
     )
 
 
-__all__ = ["FileInfo", "Source", "is_plain", "open_source", "same_bytes"]
+__all__ = ["DANGLING", "PASSED_OVER", "FileInfo", "Source", "is_plain", "joined", "open_source", "same_bytes"]

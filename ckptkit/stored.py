@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .consumers import Declared, declared
@@ -105,7 +105,7 @@ def _kind(
 ) -> tuple[str, int]:
     """What the numbers are, and how many are in one element (0: cannot be told)."""
     scale_of_bytes = scale.dtype if scale is not None and weight.dtype in {"U8", "I8", "F4"} else None
-    of_fp4 = 1 if weight.dtype == "F4" else 2
+    of_fp4 = 1 if weight.dtype == "F4" or last in {"weight_codes", "codes"} else 2
     if NF4 in companions or FP4 in companions:
         return "nf4" if NF4 in companions else "fp4", 2
     if last == "blocks" or scale_of_bytes in {"F8_E8M0", "U8"}:
@@ -200,13 +200,17 @@ class Declaration(NamedTuple):
 
 def declaration(config: Mapping[str, Any]) -> Declaration | None:
     """The quantization table of a config, at its top or in its text_config, if there is one."""
+    return next(tables(config), None)
+
+
+def tables(config: Mapping[str, Any]) -> Iterator[Declaration]:
+    """All quantization tables of a config, that at its top first."""
     text = config.get("text_config")
     for path, holder in (((), config), (("text_config",), text if isinstance(text, Mapping) else {})):
         for key in ("quantization_config", "compression_config"):
             table = holder.get(key)
             if isinstance(table, Mapping) and table:
-                return Declaration((*path, key), table)
-    return None
+                yield Declaration((*path, key), table)
 
 
 def declared_quantization(config: Mapping[str, Any]) -> tuple[Quantization | None, list[Finding]]:

@@ -119,8 +119,9 @@ def _modules(cells: Iterable[Cell], config: Mapping[str, Any], quantization: Qua
             if last in WEIGHTS:
                 kind = classify(f"{name}.weight", cell.first.shape)
                 group = _group(quantization, name, kind)
-                bits = quantization.bits(group) if quantization else None
-                yield Module(name, kind, cell, companions, stored_format(last, cell.first, beside, bits), group)
+                bits, block = (quantization.bits(group), quantization.block(group)) if quantization else (None, None)
+                stored = stored_format(last, cell.first, beside, bits, block)
+                yield Module(name, kind, cell, companions, stored, group)
                 companions = {}  # counted once, should a module's weights fall into several cells
 
 

@@ -1,11 +1,12 @@
 """YAML read safely, strictly and with line numbers: how a file that people write by hand is parsed.
 
 Plain mappings, sequences and scalars only. Keys are text and stand once; anchors and aliases work, merge keys and
-tags do not. Size, depth and the number of values (aliases expanded) are bounded.
+tags do not, and numbers are decimal. Size, depth and the number of values (aliases expanded) are bounded.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import yaml
@@ -13,6 +14,8 @@ import yaml
 MAX_BYTES = 1_000_000
 _MAX_VALUES = 20_000
 _MAX_DEPTH = 32
+# Numbers of YAML 1.1 that look like others: octal 010, hexadecimal, binary, base sixty 1:30, digits parted by _.
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9xb_]|.*[_:]")
 
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
@@ -86,13 +89,19 @@ def _items(loader: yaml.SafeLoader, node: yaml.Node, at: Key, lines: Lines) -> l
 
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    line = node.start_mark.line + 1
     try:
-        return loader.construct_object(node)
+        value = loader.construct_object(node)
     except yaml.MarkedYAMLError:
-        raise MalformedYaml(f"the tag {node.tag!r} is not allowed", node.start_mark.line + 1) from None
+        raise MalformedYaml(f"the tag {node.tag!r} is not allowed", line) from None
     except ValueError as error:  # a date or a number that is none
         what = str(error).partition(";")[0]
-        raise MalformedYaml(f"{node.value[:40]!r}: {what}", node.start_mark.line + 1) from None
+        raise MalformedYaml(f"{node.value[:40]!r}: {what}", line) from None
+    if isinstance(value, (int, float)) and _NOT_DECIMAL.match(node.value):
+        raise MalformedYaml(f"{node.value[:40]!r} would be the number {value}: write that, or quote it", line)
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+        raise MalformedYaml("half of a surrogate pair (\\ud800 to \\udfff) is no character", line)
+    return value
 
 
 __all__ = ["MAX_BYTES", "Document", "Key", "Lines", "MalformedYaml", "parse"]

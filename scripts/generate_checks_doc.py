@@ -7,20 +7,24 @@ from pathlib import Path
 from textwrap import wrap
 
 from ckptkit.checks import Level, Page, pages
+from ckptkit.features.pages import PAGES as FEATURES
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "checks.md"
 WIDTH = 120
 BEGINNING = """# Checks
 
-What `ckptkit verify` looks for. `ckptkit checks ID` prints one of these pages; `--select` and `--ignore` take an id, a
-family (`index`) or a glob (`config.quant-*`); `--allow ID` counts its errors as warnings. This file is generated:
-`python scripts/generate_checks_doc.py`.
+What `ckptkit verify` looks for and, at the end, `ckptkit check-features`. `ckptkit checks ID` prints one of these pages;
+`--select` and `--ignore` of `verify` take an id, a family (`index`) or a glob (`config.quant-*`); `--allow ID` counts its
+errors as warnings. This file is generated: `python scripts/generate_checks_doc.py`.
 """
 LEVELS = {
     Level.STATIC: "Headers, index and config: no tensor byte is read.",
     Level.DATA: "Every byte of the tensors, or a sample of them (`--sample`).",
     Level.NUMERIC: "Values against those of the source (`--against`).",
 }
+ABOUT_FEATURES = (
+    "Hidden states of a target, captured to train a draft: `ckptkit check-features` ([features.md](features.md))."
+)
 
 
 def document() -> str:
@@ -30,6 +34,7 @@ def document() -> str:
     for level, group in groupby(found, key=lambda page: page.level):
         listed = list(group)
         parts += [f"## Level {level.label}\n\n{LEVELS[level]}\n", _table(listed), *map(_section, listed)]
+    parts += [f"## Captured features\n\n{ABOUT_FEATURES}\n", _table(list(FEATURES)), *map(_section, FEATURES)]
     return "\n".join(parts)
 
 

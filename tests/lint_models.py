@@ -69,6 +69,18 @@ class Model:
             model = model.instead(module, {"weight": ("F8_E4M3", (rows, columns)), scale: ("F32", scales)})
         return model
 
+    def nvfp4(self, *modules: str) -> Model:
+        model = self
+        for module in modules:
+            rows, columns = model.shape(module)
+            parts = {
+                "weight_packed": ("U8", (rows, columns // 2)),
+                "weight_scale": ("F8_E4M3", (rows, columns // 16)),
+                "weight_global_scale": ("F32", (1,)),
+            }
+            model = model.instead(module, parts)
+        return model
+
     def gptq(self, module: str) -> Model:
         rows, columns = self.shape(module)
         parts: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -135,6 +147,53 @@ def layer_tensors(prefix: str, hidden: int = H) -> dict[str, tuple[str, tuple[in
 def packed_head(architecture: str = "LlamaForCausalLM") -> Model:
     """A dense body and a packed head, declared as ``ckptkit quantize`` does it."""
     return dense(architecture).packed("lm_head").declared(HEAD, ignore=(BODY,))
+
+
+def mixture(*stored: str, model_type: str = "qwen3_moe") -> Model:
+    """Two layers of which the MLP is two experts, stored in the formats of ``stored``, layer by layer, and declared.
+
+    ``dense``, ``int4`` and ``int8`` (one scale for a row), ``zeros`` (int8 with zero points), ``fp8`` (one scale for a
+    row), ``fp8-block``, ``int8-plain`` (a byte each), ``nvfp4``.
+    """
+    kept = {name: spec for name, spec in dense().tensors.items() if ".mlp." not in name}
+    experts = [f"model.layers.{layer}.mlp.experts.{expert}" for layer in range(2) for expert in range(2)]
+    shapes = {"gate_proj": (I, H), "up_proj": (I, H), "down_proj": (H, I)}
+    plain = {f"{at}.{name}.weight": ("BF16", shape) for at in experts for name, shape in shapes.items()}
+    model = Model({**kept, **plain}, dense("Qwen3MoeForCausalLM").config).having(model_type=model_type)
+    groups: dict[str, dict[str, Any]] = {}
+    for layer, format in zip(range(2), stored * 2, strict=False):
+        modules = [f"{at}.{name}" for at in experts if f"layers.{layer}." in at for name in shapes]
+        model = _stored(model, format, modules)
+        target = r"re:.*mlp\.experts\..*" if len(set(stored)) == 1 else rf"re:.*layers\.{layer}\.mlp\.experts\..*"
+        if format != "dense":
+            groups[format] = {"targets": [target], "weights": _SCHEMES[format]}
+    table = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": [r"re:.*self_attn.*", "lm_head"]}
+    return model.having(quantization_config=table)
+
+
+_SCHEMES: dict[str, dict[str, Any]] = {
+    "int4": {"num_bits": 4, "type": "int", "strategy": "channel", "symmetric": True},
+    "int8": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+    "zeros": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
+    "fp8": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+    "fp8-block": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+    "int8-plain": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+    "nvfp4": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+}
+
+
+def _stored(model: Model, format: str, modules: list[str]) -> Model:
+    if format == "nvfp4":
+        return model.nvfp4(*modules)
+    if format in {"fp8", "fp8-block"}:
+        return model.fp8(*modules, block=format == "fp8-block")
+    if format == "int8-plain":
+        for module in modules:
+            rows, columns = model.shape(module)
+            model = model.instead(module, {"weight": ("I8", (rows, columns)), "weight_scale": ("BF16", (rows, 1))})
+        return model
+    bits = 4 if format == "int4" else 8
+    return model if format == "dense" else model.packed(*modules, bits=bits, zero_points=format == "zeros")
 
 
 def linears(model: Model) -> list[str]:

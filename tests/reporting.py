@@ -12,7 +12,7 @@ from headers import materialize
 from ckptkit.checkpoint import Checkpoint, open_checkpoint
 from ckptkit.checks import Level, Outcome, Result, Subject
 from ckptkit.errors import Finding
-from ckptkit.report import Report, make_report, place_of, stats_of
+from ckptkit.report import Report, Run, make_report, place_of, stats_of
 from ckptkit.source import open_source
 
 STARTED = datetime(2026, 11, 29, 20, 31, 7, 123456, UTC)
@@ -43,18 +43,17 @@ def _result(id: str, findings: Iterable[Finding]) -> Result:
 
 
 def report(outcome: Outcome, checkpoint: Checkpoint, against: Checkpoint | None = None, **changes: Any) -> Report:
-    arguments: dict[str, Any] = {
-        "command": "verify",
-        "target": place_of(checkpoint.source),
-        "against": place_of(against.source) if against else None,
-        "level": "numeric",
-        "sample": "1/50",
-        "outcome": outcome,
-        "allowed": (),
-        "seconds": 12.3456,
-        "started": STARTED,
-        "stats": stats_of(Subject(checkpoint, against=against), outcome.findings),
-        "environment": ENVIRONMENT,
-        "exit_code": int(any(result.result == "fail" for result in outcome.results)),
-    }
-    return make_report(**arguments | changes)
+    run = Run(
+        command="verify",
+        target=place_of(checkpoint.source),
+        against=place_of(against.source) if against else None,
+        level="numeric",
+        sample="1/50",
+        started=STARTED,
+        seconds=12.3456,
+        environment=ENVIRONMENT,
+        exit_code=int(any(result.result == "fail" for result in outcome.results)),
+    )
+    known = {key: changes.pop(key) for key in run._fields if key in changes}
+    stats = stats_of(Subject(checkpoint, against=against), outcome.findings)
+    return make_report(run._replace(**known), outcome, **{"allowed": (), "stats": stats} | changes)

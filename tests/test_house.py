@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,17 @@ def test_the_encoding_of_a_text_file_is_said(path: Path) -> None:
 def test_nothing_is_left_open(path: Path) -> None:
     text = path.read_text()
     assert not [word for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text]
+
+
+def test_planners_and_checks_know_nothing_of_each_other() -> None:
+    """But for the check of a recipe, which looks at the plan that it makes."""
+    knowing = {
+        relative(path)
+        for here, there in (("planners", "checks"), ("checks", "planners"))
+        for path in MODULES
+        if here in path.parts and re.search(rf"^\s*from \.+{there}\b", path.read_text(), re.MULTILINE)
+    }
+    assert knowing == {"ckptkit/checks/recipe.py"}
 
 
 # --- what a start costs ------------------------------------------------------------------------------------

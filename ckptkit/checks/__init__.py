@@ -206,10 +206,13 @@ class Outcome(NamedTuple):
 
 # The modules that hold probes (PROBES) and pages (PAGES), by level; imported when they are needed.
 _HOMES = {
-    Level.STATIC: ("container", "index", "config", "quantization", "shapes", "names", "files", "settings", "recipe", "lint"),
+    Level.STATIC: (
+        "container", "index", "config", "quantization", "shapes", "names", "files", "settings", "recipe", "lint",
+    ),
     Level.DATA: ("digests", "values", "tied"),
     Level.NUMERIC: ("numeric", "heads"),
-}
+    Level.SERVE: (".serving.pages",),
+}  # fmt: skip
 
 
 def probes(level: Level) -> Iterator[Probe]:
@@ -226,13 +229,6 @@ def _modules(level: Level) -> Iterator[ModuleType]:
 def pages() -> dict[str, Page]:
     """The page of every check of a checkpoint by id, sorted."""
     return {page.id: page for page in sorted(_pages(Level.SERVE))}
-
-
-def all_pages() -> dict[str, Page]:
-    """Every page by id, sorted: also those of checks on what is no checkpoint."""
-    from ..features.pages import PAGES
-
-    return {page.id: page for page in sorted([*_pages(Level.SERVE), *PAGES])}
 
 
 def _pages(level: Level) -> Iterator[Page]:

@@ -12,6 +12,7 @@ from ..console import fmt_count
 from ..errors import Finding
 from ..families import Kind, classifier, config_value, draft_part, embedding_of
 from ..families.config import model_types, text_configs
+from ..families.experts import declared_experts
 from ..stored import COMPANIONS, WEIGHTS, split_name
 from . import Subject
 from .folding import EXAMPLES
@@ -175,14 +176,12 @@ def _incomplete_sets(subject: Subject) -> Iterator[Finding]:
 
 # --- experts -----------------------------------------------------------------------------------------------
 
-_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _EACH = re.compile(r"(.*?experts)\.#\.(.+)")
 
 
 def incomplete_experts(subject: Subject, found: list[Stack]) -> Iterator[Finding]:
     """``names.incomplete-experts``: for each layer's experts that are not as many as declared, one finding."""
-    stated = (config_value(subject.config, key) for key in _COUNTS)
-    declared = {count for count in stated if type(count) is int and count > 1}
+    declared = declared_experts(subject.config)
     yield from _stacked(subject, declared)
     odd: dict[str, int] = {}
     for stack in found:

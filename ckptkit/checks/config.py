@@ -14,6 +14,7 @@ from ..errors import Finding
 from ..families import Kind, config_value, declared_drafts, embedding_of, head_of, is_tied
 from ..families.config import text_configs
 from ..header import FLOATS
+from ..layout_config import KEY, fault
 from ..survey import Module
 from . import Level, Probe, Seen, Subject
 from .config_pages import PAGES
@@ -56,6 +57,11 @@ def _architecture(subject: Subject) -> Seen:
     message = f"architectures is {names!r}, not a list of model classes"
     hint = f'write the model\'s class into {CONFIG}: "architectures": ["LlamaForCausalLM"], say'
     return Seen([_error("config.arch", message, hint=hint)], 1)
+
+
+def _layout(subject: Subject) -> Seen:
+    wrong = fault(subject.config)
+    return Seen([_error("config.layout", f"{CONFIG}: {wrong}")] if wrong else (), int(KEY in subject.config))
 
 
 def _dtype(subject: Subject) -> Seen:
@@ -220,6 +226,7 @@ def _without_either(subject: Subject) -> str | None:
 
 PROBES = (
     Probe(("config.parse", "config.missing"), Level.STATIC, _read, _without_folder),
+    Probe(("config.layout",), Level.STATIC, _layout, _without_config),
     Probe(("config.arch",), Level.STATIC, _architecture, _without_config),
     Probe(("config.dtype",), Level.STATIC, _dtype, _without_either),
     Probe(("config.tie",), Level.STATIC, _tie, _without_either),

@@ -10,10 +10,10 @@ PAGES = (
         Level.STATIC,
         "error",
         "config.json cannot be read",
-        "It is no JSON object, is not UTF-8, or has a key twice in one object: JSON readers differ in which of two they "
-        "take.",
+        "It is no JSON object, is not UTF-8, has a key twice in one object (JSON readers differ in which of two they "
+        "take), or escapes half of a surrogate pair, which is no character and which no program can write.",
         '{"vocab_size": 32000, "vocab_size": 32064}',
-        "Correct the file; python -m json.tool config.json points at the place where it breaks off.",
+        "Correct the file; where it is no JSON, python -m json.tool config.json points at the place where it breaks off.",
     ),
     Page(
         "config.missing",
@@ -24,6 +24,17 @@ PAGES = (
         "nothing that says how quantized ones are to be read.",
         "a folder of shards and an index",
         "hf download ORG/NAME config.json --local-dir DIR",
+    ),
+    Page(
+        "config.layout",
+        Level.STATIC,
+        "error",
+        "ckptkit_layout is not what ckptkit unpack wrote",
+        "The key holds what the way back to the layout before needs to know: the layouts, the names of projections, how "
+        "stacked weights lie, and the keys of the config that were changed. One that was edited leads nowhere, and "
+        "where model_type says that no engine reads the result, nothing else tells which model it was.",
+        '"ckptkit_layout": {"from": "fused", "to": "per-expert", "names": 5}',
+        "Take config.json from the result of the ckptkit unpack that wrote it, or make it again.",
     ),
     Page(
         "config.arch",

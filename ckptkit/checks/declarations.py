@@ -12,20 +12,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..checkpoint import parse_json
+from ..checkpoint import CONFIG, parse_json
+from ..declarations import DECLARATIONS, LISTS, MODELOPT, method_of
 from ..errors import Finding, UserError
 from ..names import unwrapped
-from ..planners.existing import DECLARATIONS
 from ..regexes import compiled
 from . import Subject
 
-CT, MODELOPT, GPTQ, AWQ, FP8, MXFP4 = "compressed-tensors", "modelopt", "gptq", "awq", "fp8", "mxfp4"
-CONFIG = "config.json"
-_ALIASES = {"deepseek_v4_fp8": FP8, "gpt_oss_mxfp4": MXFP4}
-
 
 class Declaration(NamedTuple):
-    """A table that declares quantization: the file it stands in, its method (one of those above, or what it says)."""
+    """A table that declares quantization: the file it stands in, its method."""
 
     file: str
     method: str
@@ -54,29 +50,12 @@ def _declaration(file: str, table: Mapping[str, Any]) -> Declaration:
     inner = table.get("quantization")
     if isinstance(inner, Mapping):  # ModelOpt's own file
         table = {**inner, "quant_method": table.get("quant_method") or MODELOPT}
-    return Declaration(file, _method(file, table), table)
-
-
-def _method(file: str, table: Mapping[str, Any]) -> str:
-    said = str(table.get("quant_method") or "").lower()
-    for method in (MODELOPT, GPTQ, AWQ):
-        if said.startswith((method, f"auto_{method}")):
-            return method
-    if said:
-        return _ALIASES.get(said, said)
-    if "quant_algo" in table:
-        return MODELOPT
-    if "config_groups" in table:
-        return CT
-    if "w_bit" in table or "zero_point" in table or file == "quant_config.json":
-        return AWQ
-    return GPTQ if "bits" in table and "group_size" in table else "unknown"
+    return Declaration(file, method_of(file, table), table)
 
 
 def excluded_entries(declaration: Declaration) -> tuple[str, ...]:
     """The entries of the lists of modules that are left dense, under the names that the methods have for them."""
-    keys = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-    lists = (declaration.table.get(key) for key in keys)
+    lists = (declaration.table.get(key) for key in LISTS)
     entries = (entry for listed in lists if isinstance(listed, list) for entry in listed)
     return tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, str) and entry))
 

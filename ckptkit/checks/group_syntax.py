@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..checkpoint import CONFIG
 from ..errors import Finding
 from ..regexes import compiled
 from ..schemes import COMPRESSED_TENSORS_VERSION, PARTS, QuantArgs, presets
 from ..survey import Survey
-from .declarations import CONFIG
 
 VERSION, KV = "config.quant-version", "config.quant-kv"
 

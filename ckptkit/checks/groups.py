@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..consumers import LINEAR_CLASS, Declared, by_compressed_tensors, by_vllm, matches
+from ..consumers import LINEAR_CLASS, TORCH_CLASSES, Declared, by_compressed_tensors, by_vllm, matches, vllm_class
 from ..families import LINEAR_LIKE, Kind
 from ..names import template_of, uniform, unwrapped
 from ..plan import Ref
-from ..planners.quant_config import TORCH_CLASSES, VLLM_CLASSES
 from ..schemes import presets
 from ..stored import Quantization
 from .expected import Expected, of_group
@@ -160,8 +159,8 @@ def _is_exact(text: str) -> bool:
 def _groups(config: Declared, name: str, kind: Kind) -> tuple[str | None, str | None]:
     """The groups under both rule sets. Routers are no Linear in transformers, and vLLM quantizes none."""
     torch_class = LINEAR_CLASS if kind in LINEAR_LIKE - {Kind.ROUTER} else TORCH_CLASSES.get(kind, "Parameter")
-    vllm_class = VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
-    return by_compressed_tensors(config, name, torch_class), by_vllm(config, name, vllm_class)
+    vllm = by_vllm(config, name, vllm_class(kind, torch_class))
+    return by_compressed_tensors(config, name, torch_class), vllm
 
 
 def _sees_inner(text: str, template: str) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..checkpoint import CONFIG
+from ..declarations import AWQ, FP8, GPTQ, MODELOPT
 from ..errors import Finding
+from ..layout_config import NO_METHOD
 from ..patterns import nearest
-from ..planners.layouts.config import NO_METHOD
-from .declarations import AWQ, CONFIG, FP8, GPTQ, MODELOPT, Declaration
+from .declarations import Declaration
 
 VERSION = "config.quant-version"
 

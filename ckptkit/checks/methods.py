@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
+from ..declarations import AWQ, FP8, GPTQ, MODELOPT, MXFP4
 from ..families import Kind, config_value
 from ..families.config import model_types
 from ..names import unwrapped
 from ..regexes import compiled
-from .declarations import AWQ, FP8, GPTQ, MODELOPT, MXFP4, Declaration, Excluded, excluded, excluded_entries
+from .declarations import Declaration, Excluded, excluded, excluded_entries
 from .expected import Expected, block_of
 from .weights import Weight
 

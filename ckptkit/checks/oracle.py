@@ -13,6 +13,7 @@ from ..header import Spec
 from ..ops import Context, Read
 from ..ops.select import select
 from ..plan import Ref
+from ..reading import read_block
 from ..stored import split_name
 from . import Seen, Subject
 from .folding import fold
@@ -25,11 +26,12 @@ ID = "numeric.oracle"
 
 def oracle(subject: Subject) -> Seen:
     """Findings where codes, scales or zero points are not the library's. One weight, or fused set, after another."""
-    sets = [pairs for pairs in _sets(subject) if subject.sample.holds(pairs[0].made.name)]
+    every = _sets(subject)
+    sets = [pairs for pairs in every if subject.sample.holds(pairs[0].made.name)]
     sizes = [sum(pair.source.row_bytes * pair.source.rows for pair in pairs) for pairs in sets]
     compared = watched(subject, (_compare(pairs, subject) for pairs in sets), sizes)
     findings = [finding for found in compared for finding in found]
-    left = len(subject.matched.pairs) - sum(map(len, _sets(subject)))
+    left = len(subject.matched.pairs) - sum(map(len, every))
     partly = {ID: f"{left:,} weights are in no group of a compressed-tensors config"} if left else {}
     return Seen(list(fold(findings)), sum(map(len, sets)), partly=partly)
 
@@ -71,7 +73,6 @@ def _weights(subject: Subject, module: str) -> tuple[Mapping[str, Any], str] | N
 
 
 def _compare(pairs: Sequence[Pair], subject: Subject) -> list[Finding]:
-    from ..execute.tasks import read_block
     from ..ops.llmcompressor_backend import make_whole
 
     assert subject.against is not None

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
+from ..checkpoint import CONFIG
 from ..consumers import declared
+from ..declarations import AWQ, CT, FP8, MODELOPT
 from ..errors import Finding
 from ..families import Kind, embedding_of, fused_set, head_of, is_tied
 from ..names import unwrapped
@@ -21,7 +23,7 @@ from ..survey import Key, keyed
 from . import Level, Probe, Seen, Subject, forms
 from . import group_checks as checks
 from .architecture import inputs_of
-from .declarations import AWQ, CONFIG, CT, FP8, MODELOPT, Declaration, declarations, excluded, excluded_entries
+from .declarations import Declaration, declarations, excluded, excluded_entries
 from .expected import disagreement
 from .forms import form_of, misfits, shown
 from .group_checks import Judged

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..families import Kind
 from ..header import FLOATS
 from ..plan import Ref
-from ..stored import SCALES
+from ..stored import SCALES, split_name
 from ..survey import Key, Module, keyed
 from . import Subject
 
@@ -47,6 +47,11 @@ class Role(NamedTuple):
 
 
 FLOATS_ROLE, OTHER_ROLE = Role(What.FLOATS), Role(What.OTHER)
+
+
+def is_spread(name: str) -> bool:
+    """Whether these are 4-bit codes, one a byte."""
+    return split_name(name)[1] in {"weight_codes", "codes"}
 
 
 def roles(subject: Subject) -> Callable[[Ref], Role]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..checkpoint import CONFIG
-from ..config_diff import flat, same
+from ..config_diff import flat, same, shown
 from ..errors import Finding
-from ..planners.layouts.config import KEY, original
+from ..layout_config import KEY, original
 from . import Level, Page, Probe, Seen, Subject
 
 ID = "config.differs"
@@ -39,7 +38,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         by_name[_name(key)].append(value)
     for key, value in before.items():
         if key in after and not same(value, after[key]):
-            yield _difference(key, value, f"is {_shown(after[key])}", "error")
+            yield _difference(key, value, f"is {shown(after[key])}", "error")
         elif key not in after and value and not any(same(value, other) for other in by_name[_name(key)]):
             yield _difference(key, value, "is not there", "warning")
 
@@ -48,14 +47,9 @@ def _name(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _difference(key: str, value: Any, how: str, severity: str) -> Finding:
-    message = f"{key} in {CONFIG} {how}; the source has {_shown(value)}"
-    hint = f'"{_name(key)}": {_shown(value)} in {CONFIG}, or --allow {ID} if the change is meant'
+    message = f"{key} in {CONFIG} {how}; the source has {shown(value)}"
+    hint = f'"{_name(key)}": {shown(value)} in {CONFIG}, or --allow {ID} if the change is meant'
     return Finding(ID, message, file=CONFIG, hint=hint, severity=severity, data={"key": key})
 
 

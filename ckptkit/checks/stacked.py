@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from ..decode import Encoded
 from ..families.config import model_types
 from ..families.experts import INTERLEAVED
+from ..layout_config import PROJECTIONS, W_NAMES, facts_of, noted, original
 from ..plan import Ref
-from ..planners.layouts.config import noted, original
-from ..planners.layouts.rearranged import PROJECTIONS, W_NAMES, facts_of
 from .views import View
 
 Parts = Mapping[str, Ref]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..plan import Ref
-from .roles import Role, What
+from .roles import Role, What, is_spread
 
 Array = np.ndarray[Any, Any]
 Count = Callable[[memoryview], "Tally"]
@@ -136,7 +136,7 @@ def _codes(ref: Ref, role: Role) -> Count | None:
     if ref.dtype in {"F8_E4M3", "F8_E5M2"}:
         return partial(_tiled, each=partial(_fp8, dtype=ref.dtype))
     if role.label.startswith(("nvfp4", "mxfp4")):
-        return partial(_tiled, each=_fp4)
+        return partial(_tiled, each=_spread if is_spread(ref.name) else _fp4)
     match ref.dtype, role.bits:
         case "I8", 8:
             return partial(_tiled, each=partial(_bytes, zero=0, ends=(0x80, 0x7F)))
@@ -178,6 +178,13 @@ def _nibbles(raw: Array, count: bool) -> Tally:
     changes = raw ^ (raw >> 1)
     ends = np.count_nonzero((changes & 0x07) == 0) + np.count_nonzero((changes & 0x70) == 0)
     return found._replace(ends=int(ends), counted=2 * len(raw))
+
+
+def _spread(raw: Array, count: bool) -> Tally:
+    """As :func:`_fp4`, a code a byte; ``high`` tells one that is none."""
+    ends = int(np.count_nonzero((raw & 0x07) == 0x07)) if count else 0
+    peak, counted = int((raw & 0xF7).max()), len(raw) if count else 0
+    return Tally(peak=peak, low=int(raw.min()), high=int(raw.max()), ends=ends, counted=counted)
 
 
 def _fp4(raw: Array, count: bool) -> Tally:

@@ -11,7 +11,7 @@ from ..families import Kind
 from ..plan import Ref
 from . import Level, Page, Probe, Seen, Subject
 from .folding import fold
-from .roles import Role, What
+from .roles import Role, What, is_spread
 from .vocabulary import odd_rows, used_rows
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # E4M3's least normal number and float32's 1, as bits.
 _E4M3_NORMAL, _ONE = 0x08, 0x3F800000
+_LAST_CODE = 15  # of 4 bits
 
 
 def judge(subject: Subject) -> Callable[[Ref, Role, Tally], list[Finding]]:
@@ -61,8 +62,8 @@ def _nonfinite(ref: Ref, role: Role, tally: Tally) -> Iterator[Finding]:
 
 
 def _zeros(ref: Ref, role: Role, tally: Tally) -> list[Finding]:
-    """A vector of zeros may be meant: norms that add one to their weight begin so."""
-    if tally.peak or math.prod(ref.shape) < 2:
+    """A vector of zeros may be meant: norms that add one to their weight begin so; and so may any bias, stacked or not."""
+    if tally.peak or math.prod(ref.shape) < 2 or ref.name.endswith("bias"):
         return []
     severity = "error" if len(ref.shape) > 1 and role.kind not in {Kind.NORM, Kind.OTHER} else "warning"
     return [_finding("data.all-zero", ref, "is all zeros", severity)]
@@ -94,7 +95,10 @@ def _stated_shape(ref: Ref, role: Role, tally: Tally) -> Iterator[Finding]:
 
 
 def _codes(ref: Ref, role: Role, tally: Tally) -> Iterator[Finding]:
-    if not tally.peak:
+    if is_spread(ref.name) and tally.high > _LAST_CODE:
+        text = f"holds the byte {tally.high}, and codes of 4 bits end at {_LAST_CODE}"
+        yield _finding("data.codes", ref, text, largest=tally.high)
+    elif not tally.peak:
         yield _finding("data.all-zero", ref, "holds nothing but the code of zero")
     elif tally.low == tally.high and ref.nbytes > 1:
         yield _finding("data.saturated", ref, f"holds the byte {tally.low:#04x} and no other", constant=tally.low)
@@ -124,7 +128,7 @@ def _values(subject: Subject) -> Seen:
 
 _IDS = (
     "data.nan", "data.inf", "data.all-zero", "data.scale-zero", "data.scale-nonfinite", "data.scale-negative",
-    "data.scale-range", "data.saturated", "data.weight-shape", "data.repeated-rows", "data.near-zero-rows",
+    "data.scale-range", "data.saturated", "data.codes", "data.weight-shape", "data.repeated-rows", "data.near-zero-rows",
 )  # fmt: skip
 
 PROBES = (Probe(_IDS, Level.DATA, _values),)
@@ -143,7 +147,8 @@ PAGES = (
         "An infinite weight gives infinite or NaN outputs. Usually a float32 or bfloat16 value did not fit into "
         "float16, whose largest number is 65,504.",
         "A bfloat16 checkpoint cast to float16: model.embed_tokens.weight holds 3 Inf.",
-        "Cast to bfloat16 instead: ckptkit reshard ./source ./out --cast '*=BF16'",
+        "Make it in bfloat16 instead: ckptkit dequantize ./source ./out --dtype bf16, or ckptkit reshard ./source "
+        "./out --cast '*=BF16'",
     ),
     Page(
         "data.all-zero", Level.DATA, "error", "A whole weight is zero",
@@ -191,6 +196,13 @@ PAGES = (
         "holds one byte value and no other.",
         "55 % of an int4 tensor's codes are -8 or 7: its scales were computed for a quarter of the range.",
         "Quantize the module again; compare with the source: ckptkit verify ./model --against ./source --level numeric",
+    ),
+    Page(
+        "data.codes", Level.DATA, "error", "A byte that is no 4-bit code",
+        "ckptkit unpack keeps FP4 codes one a byte, 0 to 15. A larger byte stands for no number, and packed it would "
+        "change the code beside it. Whatever edited the codes wrote something else, or bits were flipped.",
+        "model.layers.0.mlp.up_proj.weight_codes holds the byte 23, and codes of 4 bits end at 15",
+        "Unpack the module again from its source.",
     ),
     Page(
         "data.weight-shape", Level.DATA, "error", "weight_shape does not fit the packed weight",

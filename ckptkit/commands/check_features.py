@@ -15,7 +15,7 @@ import click
 from ..checkpoint import open_checkpoint, parse_json
 from ..checks import WHOLE, Level, Outcome, run_probes
 from ..console import Console
-from ..errors import OK, Finding, fail, unreadable
+from ..errors import Finding, fail, unreadable
 from ..features.draft import Draft, draft_of
 from ..features.pages import PAGES
 from ..features.probes import PROBES, Captured
@@ -23,31 +23,18 @@ from ..manifest import environment
 from ..options import command
 from ..report import Report, Run, make_report, place_of
 from ..source import open_source
-from .reporting import check_allowed, check_reports, exit_code, listed, reporting_options, tell, write_files
+from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
 from .verify import sample_of
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options as they were given."""
+class Asked(ReportOptions):
+    """All options as they were given."""
 
     draft_config: str
     target: str | None
     max_len: int | None
     sample: str | None
-    allow: tuple[str, ...]
-    strict: bool
-    allow_skipped: bool
-    exit_zero: bool
-    form: str
-    junit: str | None
-    reports: tuple[str, ...]
-    max_findings: int
-    jobs: int
-
-    @property
-    def allowed(self) -> frozenset[str]:
-        return frozenset(listed(self.allow))
 
 
 @command
@@ -89,12 +76,10 @@ def check_features(console: Console, folder: str, **given: Any) -> int:
         captured = _captured(console, folder, asked, draft, opened)
         outcome = run_probes(captured, [probe for probe in PROBES if _wanted(probe.level, asked)], PAGES)
         not_run = [] if asked.allow_skipped else [found.id for found in outcome.results if found.result == "skip"]
-        code = OK if asked.exit_zero else exit_code(outcome, asked.allowed, asked.strict, not_run)
+        code = exit_code(outcome, asked, not_run)
         report = _report(captured, outcome, asked, code, started, time.monotonic() - began)
-        write_files(report, asked.reports, asked.junit)
-    tell(console, report, outcome, asked.allowed, asked.form, not_run, list(_lines(report)))
-    if not_run:
-        console.note(f"hint: {', '.join(not_run)} could not run, which is no pass; --allow-skipped passes it over")
+        write_files(report, asked)
+    tell(console, report, outcome, asked, not_run, list(_lines(report)))
     return code
 
 

@@ -9,6 +9,7 @@ import click
 
 from ..checks import Page, pages, pages_of
 from ..console import Console, Table
+from ..features.pages import PAGES as FEATURES
 from ..options import command
 
 WIDTH = 100
@@ -17,7 +18,7 @@ WIDTH = 100
 @command
 @click.argument("id", required=False)
 def checks(console: Console, id: str | None) -> None:
-    """List every check of `ckptkit verify`, or explain one.
+    """List every check of `ckptkit verify` and `ckptkit check-features`, or explain one.
 
     ID is a check's id; a family (index) or a glob (config.quant-*) lists the checks that it names.
 
@@ -27,7 +28,7 @@ def checks(console: Console, id: str | None) -> None:
       ckptkit checks index.extra-tensor
       ckptkit checks names --json
     """
-    listed = pages_of(id) if id else pages()
+    listed = pages_of(id, all_pages()) if id else all_pages()
     if id and list(listed) == [id]:
         page = listed[id]
         console.result(page_data(page), page_lines(page), [id])
@@ -35,6 +36,11 @@ def checks(console: Console, id: str | None) -> None:
     rows = [(page.id, page.level.label, page.severity, page.title) for page in listed.values()]
     data = {"checks": [page_data(page) for page in listed.values()]}
     console.result(data, [Table(("check", "level", "severity", "finds"), rows, "<<<<")], listed)
+
+
+def all_pages() -> dict[str, Page]:
+    """Every page by id, sorted."""
+    return {page.id: page for page in sorted([*pages().values(), *FEATURES])}
 
 
 def page_data(page: Page) -> Mapping[str, str]:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from shlex import quote
+from typing import Any, NamedTuple
 
 import click
 
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..config_diff import ConfigDiff, compare_configs
+from ..config_diff import ConfigDiff, compare_configs, shown
 from ..console import Console, Table
 from ..diffing import Diff, Level, Pair, Verdict, compare
 from ..errors import FOUND, OK, Finding, UserError, fail
 from ..names import Matcher, split
 from ..options import command
+from ..patterns import meant, pattern
 from ..plan import Ref
 from ..renaming import rename, rename_rule
 from ..source import open_source
 
 LEVELS = click.Choice([level.name.lower() for level in Level])
+
+
+class Asked(NamedTuple):
+    """The options as they were given."""
+
+    level: Level
+    renames: tuple[str, ...]
+    rtol: float
+    atol: float
+    top: int
+    jobs: int
 
 
 @command
@@ -34,18 +46,7 @@ LEVELS = click.Choice([level.name.lower() for level in Level])
 @click.option("--atol", type=click.FloatRange(0), default=0.0, metavar="X", help="Tolerance, absolute.")
 @click.option("--top", type=click.IntRange(0), default=20, metavar="N", help="Lines of each list (default: 20).")
 @click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4).")
-def diff(
-    console: Console,
-    a: str,
-    b: str,
-    patterns: tuple[str, ...],
-    level: str,
-    renames: tuple[str, ...],
-    rtol: float,
-    atol: float,
-    top: int,
-    jobs: int,
-) -> int:
+def diff(console: Console, a: str, b: str, patterns: tuple[str, ...], **given: Any) -> int:
     """Show what differs between two checkpoints, whatever their sharding. Exit code 1 if anything does.
 
     A and B are folders or .safetensors files. Levels, each with those before it: names only here or there; specs:
@@ -63,10 +64,10 @@ def diff(
       ckptkit diff ./model ./copy --level digests --json | jq .summary
       ckptkit diff ./a ./b --rename model.language_model.=model. '*.mlp.*'
     """
-    deepest = Level[level.upper()]
-    if (rtol or atol) and deepest is not Level.VALUES:
+    asked = Asked(**given | {"level": Level[given["level"].upper()]})
+    if (asked.rtol or asked.atol) and asked.level is not Level.VALUES:
         raise fail("usage.arguments", "--rtol and --atol are for values", hint="add --level values")
-    rules = [*map(rename_rule, renames)]
+    rules = [*map(rename_rule, asked.renames)]
     with open_source(a) as one, open_source(b) as other:
         sides = open_checkpoint(one), open_checkpoint(other)
         renamed, misnamed = rename(sides[0].tensors, rules)
@@ -74,11 +75,11 @@ def diff(
         if misnamed or unmatched:
             raise UserError([*misnamed, *unmatched])
         called = {old: new.name for old, new in renamed.items()}
-        found = _compare(console, sides, called, deepest, wanted, (rtol, atol), top, jobs)
+        found = _compare(console, sides, called, wanted, asked)
         config = None if patterns else compare_configs(*sides)
     code = OK if found.is_empty and (config is None or config.is_empty) else FOUND
     warnings = [warning for side in sides for warning in side.warnings]
-    human = _lines(found, config, top)
+    human = _lines(found, config, asked.top)
     console.result(_data(a, b, found, config, sides), human, _differing(found, config), warnings, code)
     return code
 
@@ -91,34 +92,32 @@ def _selection(
         return lambda name: True, []
     matcher = Matcher(patterns)
     matched = {text for side in sides for name in side.tensors for text in matcher.all(name)}
-    hint = f"ckptkit inspect {sides[0].source.uri} --group module"
-    findings = [
-        Finding("usage.pattern-unmatched", f"pattern {text!r} matches no tensor of A or B", hint=hint)
-        for text in patterns
-        if text not in matched
-    ]
+    findings = [_unmatched(text, sides) for text in patterns if text not in matched]
     return lambda name: bool(matcher.all(name)), findings
+
+
+def _unmatched(text: str, sides: tuple[Checkpoint, Checkpoint]) -> Finding:
+    like = meant(pattern(text), {**sides[0].tensors, **sides[1].tensors})
+    hint = f"{quote(like)} in its place" if like else f"ckptkit inspect {sides[0].source.uri} --group module"
+    return Finding("usage.pattern-unmatched", f"pattern {text!r} matches no tensor of A or B", hint=hint)
 
 
 def _compare(
     console: Console,
     sides: tuple[Checkpoint, Checkpoint],
     called: Mapping[str, str],
-    level: Level,
     wanted: Callable[[str], bool],
-    tolerances: tuple[float, float],
-    top: int,
-    jobs: int,
+    asked: Asked,
 ) -> Diff:
-    if level < Level.DIGESTS:
-        return compare(*sides, called, level, wanted)
+    if asked.level < Level.DIGESTS:
+        return compare(*sides, called, asked.level, wanted)
     tolerance = None
-    if level is Level.VALUES:
+    if asked.level is Level.VALUES:
         from ..closeness import Tolerance
 
-        tolerance = Tolerance(*tolerances)
+        tolerance = Tolerance(asked.rtol, asked.atol)
     with console.progress("diff") as progress:
-        found = compare(*sides, called, level, wanted, tolerance, top, jobs, progress)
+        found = compare(*sides, called, asked.level, wanted, tolerance, asked.top, asked.jobs, progress)
         progress.done()
     return found
 
@@ -257,13 +256,8 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _config_rows(config: ConfigDiff) -> Iterable[tuple[str, str, str]]:
-    yield from ((key, "–", _short(value)) for key, value in config.added.items())
-    yield from ((key, _short(value), "–") for key, value in config.removed.items())
-    yield from ((key, _short(old), _short(new)) for key, (old, new) in config.changed.items())
+    yield from ((key, "–", shown(value)) for key, value in config.added.items())
+    yield from ((key, shown(value), "–") for key, value in config.removed.items())
+    yield from ((key, shown(old), shown(new)) for key, (old, new) in config.changed.items())
     for name, how in config.files.items():
         yield (name, *{"only in A": ("there", "–"), "only in B": ("–", "there")}.get(how, ("differs", "differs")))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."

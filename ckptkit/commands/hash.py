@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 from ..checkpoint import open_checkpoint
 from ..console import Console, fmt_count
 from ..digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, shards_text, sums_text
-from ..errors import FOUND, OK, Finding, fail
+from ..errors import FOUND, OK, Finding, fail, unreadable
 from ..hashing import differing, gather, take
 from ..header import Header
 from ..options import command
@@ -119,16 +120,18 @@ def _digests(
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise fail("usage.check", f"{path} cannot be read: {error}", file=path) from None
+        return Path(path).read_text("utf-8", "surrogateescape")
+    except OSError as error:
+        raise unreadable(error, "usage.check", path) from None
 
 
 def _write(path: Path, text: str) -> None:
     """The file appears whole or not at all."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, "utf-8")
+        partial.write_text(text, "utf-8", "surrogateescape")
         partial.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=str(path)) from None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import click
@@ -17,11 +19,13 @@ import click
 from .. import plan_file
 from ..checkpoint import CONFIG, Checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_duration
-from ..errors import Finding, UserError, fail
-from ..execute import Options, Result, execute, peak_memory, preflight, space
-from ..options import resume_command
+from ..errors import OK, Finding, UserError, fail
+from ..execute import Options, Result, copied, execute, not_linked, peak_memory, preflight, space
+from ..names import Matcher
+from ..options import listed, resume_command
+from ..patterns import nearest
 from ..plan import Plan
-from ..source import Source
+from ..source import DANGLING, Source
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
 
@@ -40,10 +44,10 @@ def make_options(function: Callable[..., None]) -> Callable[..., None]:
     """Declare the common options; the command gets them as one argument, ``how``."""
 
     def collected(*args: Any, dry_run: bool, plan_path: str | None, include: Any, allow: Any, **rest: Any) -> None:
-        run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite", "verify")}
-        options = Options(**run, resume_command=resume_command(sys.argv[1:]))
-        ids = frozenset(id.strip() for item in allow for id in item.split(",") if id.strip())
-        function(*args, how=How(dry_run, plan_path, include, ids, options), **rest)
+        run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite")}
+        _check_options(plan_path, **run)
+        options = Options(**run, verify=not rest.pop("no_verify"), resume_command=resume_command(sys.argv[1:]))
+        function(*args, how=How(dry_run, plan_path, include, frozenset(listed(allow)), options), **rest)
 
     collected.__name__, collected.__doc__ = function.__name__, function.__doc__
     collected.__dict__.update(function.__dict__)
@@ -63,8 +67,20 @@ _OPTIONS: Sequence[Callable[[Callable[..., None]], Callable[..., None]]] = (
     click.option("--hash", type=click.Choice(["xxh3", "sha256"]), default="xxh3", help="sha256: SHA256SUMS too."),
     click.option("--include", multiple=True, metavar="PATTERN", help="Take along a file that would be left out."),
     click.option("--allow", multiple=True, metavar="ID[,ID]", help="Pass over refusals of these ids."),
-    click.option("--no-verify", "verify", flag_value=False, default=True, help="Skip the check of what was written."),
+    click.option("--no-verify", is_flag=True, help="Skip the check of what was written."),
 )
+
+
+def _check_options(plan_path: str | None, *, device: str, resume: bool, overwrite: bool, **others: Any) -> None:
+    """Raises UserError (``usage.arguments``, ``usage.device``) for options that make no sense, whatever the plan."""
+    if plan_path == "-":
+        message = "--plan - names no file, and stdout is where the result goes"
+        raise fail("usage.arguments", message, hint="--plan plan.jsonl")
+    if resume and overwrite:
+        message = "--resume carries on with what --overwrite would throw away"
+        raise fail("usage.arguments", message, hint="--resume alone; it replaces OUT if the run it carries on may")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise fail("usage.device", f"--device {device}: neither cpu nor cuda", hint="--device cpu, --device cuda:0")
 
 
 @contextlib.contextmanager
@@ -74,49 +90,149 @@ def output_problems_too(source: Source, out: str | None, options: Options) -> It
         yield
     except UserError as error:
         more = preflight(None, source, Path(out), options) if out else []
-        raise UserError([*error.findings, *more]) from None
+        raise UserError([_filled_in(finding, source, out) for finding in (*error.findings, *more)]) from None
+
+
+def _filled_in(finding: Finding, source: Source, out: str | None) -> Finding:
+    """The finding with source and result by name where its hint says SRC and OUT."""
+    if finding.hint is None:
+        return finding
+    named = {"SRC": quote(source.uri), "OUT": quote(out or "OUT")}
+    return replace(finding, hint=re.sub(r"(?<= )(?:SRC|OUT)\b", lambda found: named[found[0]], finding.hint))
 
 
 def make(
-    console: Console, checkpoint: Checkpoint, plan: Plan, out: Path | None, how: How, warnings: Sequence[Finding] = ()
+    console: Console,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    out: Path | None,
+    how: How,
+    warnings: Sequence[Finding] = (),
+    told: Sequence[str | Table] = (),
 ) -> None:
-    """Run ``plan``, or print it for a dry run. Raises UserError with everything that stands in the way of OUT."""
+    """Run ``plan``, or print it for a dry run; ``told`` is printed for people before what was made or would be.
+
+    Raises UserError with everything that stands in the way of OUT.
+    """
+    source = checkpoint.source
+    _check_include(source, how.include)
     if how.plan_path:
-        _write_plan(plan, checkpoint.source.uri, how.plan_path)
+        _write_plan(plan, checkpoint, how.plan_path)
+    blocked = preflight(plan, source, out, how.options) if out else []
+    warnings = [*warnings, *_dangling(source), *_unused(how.allow, warnings)]
+    if out and not blocked:
+        warnings += not_linked(plan, source, out, how.options)
     if how.dry_run:
-        findings = preflight(plan, checkpoint.source, out, how.options) if out else []
-        if findings:
-            raise UserError(findings)
-        human = plan_text(plan, checkpoint, out, how)
-        console.result(
-            {"output": None, "dry_run": True, "plan": _plan_data(plan, checkpoint)}, human, [plan.digest], warnings
-        )
+        _show_plan(console, checkpoint, plan, out, how, warnings, blocked, told)
         return
     if out is None:
-        raise fail("usage.arguments", "OUT is missing", hint=f"ckptkit {plan.command} SRC OUT …")
+        raise fail("usage.arguments", "OUT is missing", hint=f"ckptkit {plan.command} {quote(source.uri)} OUT …")
+    if blocked:
+        raise UserError(blocked)
     console.warn(warnings)
     extra = {"allowed": sorted(how.allow)}
     found: list[Finding] = []
-    options = replace(how.options, check=partial(_problems, checkpoint, how, found))
+    options = replace(how.options, check=partial(_problems, checkpoint, plan, how, found))
     with console.progress(plan.command) as progress:
-        result = execute(plan, checkpoint.source, out, options, progress, extra)
+        result = execute(plan, source, out, options, progress, extra)
     data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint)}
-    told = [*warnings, *found] if console.settings.json else found
-    console.result(data, _result_text(result, plan), [str(result.path)], told)
-    if result.bytes_copied and how.options.link == "auto":
-        console.note(f"hint: --link hard would have saved writing {fmt_bytes(result.bytes_copied)} of untouched shards")
+    findings = [*warnings, *found] if console.settings.json else found
+    human = [*told, *_result_text(result, plan), *_left_out(plan, console.settings.verbose)]
+    console.result(data, human, [str(result.path)], findings)
+    if how.options.link == "auto":
+        _hint_at_links(console, result.bytes_copied - sum(copied(plan, source, out, "hard")))
 
 
-def _problems(checkpoint: Checkpoint, how: How, others: list[Finding], folder: Path) -> list[Finding]:
+def _hint_at_links(console: Console, saved: int) -> None:
+    if saved > 0:
+        console.note(f"hint: --link hard would have saved writing {fmt_bytes(saved)} of untouched shards")
+
+
+def _show_plan(
+    console: Console,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    out: Path | None,
+    how: How,
+    warnings: Sequence[Finding],
+    blocked: Sequence[Finding],
+    more: Sequence[str | Table],
+) -> None:
+    """Print the plan, and then what keeps it from being run; with that the exit code is not 0."""
+    data = {"output": None, "dry_run": True, "plan": _plan_data(plan, checkpoint)}
+    code = UserError(blocked).exit_code if blocked else OK
+    told = [*warnings, *blocked] if console.settings.json else warnings
+    text = plan_text(plan, checkpoint, out, how, console.settings.verbose)
+    console.result(data, [*more, *text], [plan.digest], told, code)
+    if blocked:
+        if not console.settings.json:
+            console.failure(blocked, code)
+        raise click.exceptions.Exit(code)
+
+
+def _check_include(source: Source, patterns: Sequence[str]) -> None:
+    """Raises UserError (``usage.pattern-unmatched``) for an --include that matches no file."""
+    matcher = Matcher(list(patterns))
+    met = {pattern for name in source.files for pattern in matcher.all(name)}
+    unmet = [pattern for pattern in patterns if pattern not in met]
+    if unmet:
+        hint = "a file's name in SRC, a glob, or re: and a regex; --dry-run lists the files that are left out"
+        raise UserError(
+            Finding("usage.pattern-unmatched", f"--include {pattern} matches no file of {source.uri}", hint=hint)
+            for pattern in unmet
+        )
+
+
+def _unused(allow: Collection[str], warnings: Sequence[Finding]) -> Iterator[Finding]:
+    """Warnings, ``usage.allow-unused``, for ids of planners that passed over nothing.
+
+    Whether ids of checks will is for the check of the result to show; UserError (``usage.pattern-unmatched``) for one no
+    check has. An id of ``data`` is obeyed without a word.
+    """
+    unmet = sorted(set(allow) - {finding.id for finding in warnings})
+    if not unmet:
+        return
+    from ..checks import pages
+
+    checks = pages()
+    families = {id.partition(".")[0] for id in checks} - {"data"}
+    for id in unmet:
+        family = id.partition(".")[0]
+        if family not in families | {"data"}:
+            message = f"--allow {id} passed over nothing"
+            yield Finding("usage.allow-unused", message, severity="warning", hint="leave it out")
+        elif family in families and id not in checks:
+            like = nearest(id, checks)
+            raise fail(
+                "usage.pattern-unmatched", f"--allow {id}: no check has that id", hint=like and f"--allow {like}"
+            )
+
+
+def _dangling(source: Source) -> Iterator[Finding]:
+    for name in (name for name, reason in source.no_files.items() if reason == DANGLING):
+        message = f"{name} is {DANGLING}: what it should be is not in the result"
+        yield Finding("source.dangling", message, file=name, severity="warning", hint="fetch the checkpoint again")
+
+
+def _problems(checkpoint: Checkpoint, plan: Plan, how: How, others: list[Finding], folder: Path) -> list[Finding]:
     """``output.verify`` findings: what is wrong with the result in ``folder`` and was not with its source.
 
     What does not forbid to publish it joins ``others``.
     """
     from ..checks.inherited import check_result
 
-    told = check_result(folder, checkpoint, how.allow)
+    told = check_result(folder, checkpoint, plan, _also_allowed(how.allow))
     others += told.others
     return [_blocking(finding, how.options.resume_command) for finding in told.new]
+
+
+def _also_allowed(allow: Collection[str]) -> Collection[str]:
+    """``allow`` with the checks that say of a config what ``plan.config`` said of it before it was written."""
+    if "plan.config" not in allow:
+        return allow
+    from ..checks import pages
+
+    return {*allow, *(id for id in pages() if id.startswith("config.quant-"))}
 
 
 def _blocking(finding: Finding, again: str) -> Finding:
@@ -125,8 +241,13 @@ def _blocking(finding: Finding, again: str) -> Finding:
     return Finding("output.verify", f"{finding.message} ({finding.id})", hint=hint, **details)
 
 
-def _write_plan(plan: Plan, uri: str, path: str) -> None:
-    text = "".join(f"{line}\n" for line in plan_file.lines(plan, uri))
+def _write_plan(plan: Plan, checkpoint: Checkpoint, path: str) -> None:
+    """Raises UserError: ``output.same`` where the file would be one of the source's, ``output.write``."""
+    root = checkpoint.source.root.resolve()
+    if root in Path(path).resolve().parents:
+        message = f"{path} lies in the source, which would not be the same with a plan in it"
+        raise fail("output.same", message, file=path, hint="name a file beside the source")
+    text = "".join(f"{line}\n" for line in plan_file.lines(plan, checkpoint))
     try:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
@@ -139,6 +260,7 @@ def _write_plan(plan: Plan, uri: str, path: str) -> None:
 def _plan_data(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "digest": plan.digest,
+        "settings": dict(plan.settings),
         "rules": [total._asdict() for total in plan.summary()],
         "shards": len(plan.shards),
         "shards_written": sum(not shard.linked for shard in plan.shards),
@@ -148,13 +270,16 @@ def _plan_data(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) -> Iterator[str | Table]:
+def plan_text(
+    plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How, verbose: bool = False
+) -> Iterator[str | Table]:
     """The plan for people: rules, sizes, memory, config diff, what is left out."""
     yield f"plan  {checkpoint.source.uri} → {out or '(no OUT given)'}  sha256 {plan.digest[:16]}"
     yield Table(("rule", "operation", "tensors", "read", "made", "write"), list(_rule_rows(plan)), "<<>>>>")
-    yield from _size_lines(plan, checkpoint, out, how)
+    with contextlib.suppress(OSError):  # of an OUT that cannot even be looked at, which preflight says
+        yield from _size_lines(plan, checkpoint, out, how)
     yield from _config_diff(plan, checkpoint.config)
-    yield from (f"left out  {item.name}: {item.reason}" for item in (*plan.left_out, *plan.dropped))
+    yield from _left_out(plan, verbose)
     yield "nothing was written (dry run)"
 
 
@@ -174,7 +299,11 @@ def output_bytes(plan: Plan, checkpoint: Checkpoint) -> int:
 def _size_lines(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) -> Iterator[str]:
     size = output_bytes(plan, checkpoint)
     written = sum(not shard.linked for shard in plan.shards)
-    yield f"shards  {written:,} written anew, {len(plan.shards) - written:,} taken over as they are (--link {how.options.link})"
+    link = how.options.link
+    taken = f"shards  {written:,} written anew, {len(plan.shards) - written:,} taken over as they are (--link {link}"
+    yield (
+        f"{taken})" if out is None else f"{taken}, {len(copied(plan, checkpoint.source, out, link)):,} of them copied)"
+    )
     yield f"output  {fmt_bytes(size)} ({size:,} bytes)"
     if out is not None:
         needed, free = space(plan, checkpoint.source, out, how.options)
@@ -188,6 +317,19 @@ def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
         old = json.dumps(before, indent=2, ensure_ascii=False).splitlines()
         diff = difflib.unified_diff(old, after.splitlines(), f"{CONFIG} (source)", f"{CONFIG} (written)", "", "", 1, "")
         yield from diff
+
+
+def _left_out(plan: Plan, verbose: bool) -> Iterator[str]:
+    """What the result does not have: a line for each file or tensor, or for all that one rule leaves out."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    for what, items in (("files", plan.left_out), ("tensors", plan.dropped)):
+        for item in items:
+            rules.setdefault((what, item.reason), []).append(item.name)
+    for (what, reason), names in rules.items():
+        if verbose or len(names) == 1:
+            yield from (f"left out  {name}: {reason}" for name in names)
+        else:
+            yield f"left out  {len(names):,} {what}: {reason} ({names[0]}, …; -v: all of them)"
 
 
 def _result_text(result: Result, plan: Plan) -> Iterator[str]:

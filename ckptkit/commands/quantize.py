@@ -32,13 +32,18 @@ def quantize(
 ) -> None:
     """Quantize a checkpoint by recipe, without calibration data.
 
-    SRC is a folder or a .safetensors file; OUT is made whole or not at all. Both may stand in the recipe. The plan
-    is checked against headers and config first, and everything that is wrong is told at once.
+    SRC is a folder with a config.json; OUT is made whole or not at all. Both may stand in the recipe, as paths from
+    where the command is run. The plan is checked against headers and config first, and everything that is wrong is
+    told at once.
+
+    What a recipe decides beside its groups has no options of its own: --set tie=untie makes a tied head a tensor,
+    --set existing=merge adds to a checkpoint that is quantized already, --set nonfinite=keep lets NaN pass.
 
     \b
     Examples:
       ckptkit quantize ./model ./model-w8 --recipe lm_head-w8a16 --dry-run
       ckptkit quantize ./model ./model-w8 --recipe lm_head-w8a16 --set tie=untie
+      ckptkit quantize ./model-w4 ./model-w4-w8 --recipe lm_head-w8a16 --set existing=merge
       ckptkit quantize ./model ./model-w4 --recipe my.yaml --set groups.body.scheme=W4A16 --link hard
       ckptkit quantize ./model ./model-w4 --recipe w4a16 --resume
     """
@@ -55,14 +60,8 @@ def quantize(
             planned = plan_quantize(checkpoint, recipe, how.include, how.allow)
             if not how.dry_run:
                 check_stored_head(checkpoint, recipe)
-        make(
-            console,
-            checkpoint,
-            planned.plan,
-            Path(out) if out else None,
-            how._replace(options=options),
-            planned.warnings,
-        )
+        place = Path(out) if out else None
+        make(console, checkpoint, planned.plan, place, how._replace(options=options), planned.warnings)
 
 
 def check_stored_head(checkpoint: Checkpoint, recipe: Recipe) -> None:

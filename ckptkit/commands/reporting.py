@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import click
 from ..checks import Outcome, Page
 from ..console import Console
 from ..errors import FOUND, OK, fail
+from ..options import listed
 from ..patterns import nearest
 from ..report import Report, to_dict, to_json
 from ..reports.human import human
@@ -34,9 +36,23 @@ def reporting_options(function: Function) -> Function:
     return function
 
 
-def listed(texts: Collection[str]) -> Iterator[str]:
-    """The ids in values of an option that takes several, with commas or given again."""
-    return (id.strip() for text in texts for id in text.split(",") if id.strip())
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """The options that these commands share, as they were given."""
+
+    allow: tuple[str, ...]
+    strict: bool
+    allow_skipped: bool
+    exit_zero: bool
+    form: str
+    junit: str | None
+    reports: tuple[str, ...]
+    max_findings: int
+    jobs: int
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        return frozenset(listed(self.allow))
 
 
 def check_reports(reports: Collection[str]) -> None:
@@ -54,41 +70,45 @@ def check_allowed(allowed: Collection[str], known: Mapping[str, Page]) -> None:
         raise fail("usage.pattern-unmatched", f"--allow {id}: no check has that id", hint=hint)
 
 
-def exit_code(outcome: Outcome, allowed: Collection[str], strict: bool, not_run: Collection[str]) -> int:
-    """1 for an error that is not allowed, for what was asked for and did not run, and under ``strict`` for a warning."""
-    errors = any(finding.severity == "error" and finding.id not in allowed for finding in outcome.findings)
-    return FOUND if errors or not_run or (strict and outcome.findings) else OK
+def exit_code(outcome: Outcome, asked: ReportOptions, not_run: Collection[str]) -> int:
+    """1 for an error that is not allowed, for what was asked for and did not run, and under ``--strict`` for a warning."""
+    if asked.exit_zero:
+        return OK
+    errors = any(finding.severity == "error" and finding.id not in asked.allowed for finding in outcome.findings)
+    return FOUND if errors or not_run or (asked.strict and outcome.findings) else OK
 
 
-def write_files(report: Report, reports: Collection[str], junit: str | None) -> None:
+def write_files(report: Report, asked: ReportOptions) -> None:
     """Write the files that were asked for. Raises UserError (``output.write``)."""
-    for path in reports:
+    for path in asked.reports:
         _write(path, _FORMS[Path(path).suffix](report))
-    if junit:
-        from ..reports.junit import junit as to_junit
+    if asked.junit:
+        from ..reports.junit import junit
 
-        _write(junit, to_junit(report))
+        _write(asked.junit, junit(report))
 
 
 def tell(
     console: Console,
     report: Report,
     outcome: Outcome,
-    allowed: Collection[str],
-    form: str,
-    not_run: Collection[str] = (),
+    asked: ReportOptions,
+    not_run: Collection[str],
     lines: Collection[str] = (),
 ) -> None:
     """Print the report; in the form for people with ``lines`` after it, and the findings on stderr."""
+    allowed = asked.allowed
     findings = [finding.as_warning() if finding.id in allowed else finding for finding in outcome.findings]
     findings.sort(key=lambda finding: finding.severity != "error")
     ids = dict.fromkeys([*(finding.id for finding in findings), *not_run])
-    if form == "github":
+    if asked.form == "github":
         from ..reports.github import github
 
         console.result(to_dict(report), github(report), ids)
     else:
         console.result(to_dict(report), [*human(report, console.settings.verbose), *lines], ids, findings)
+    if not_run:
+        console.note(f"hint: {', '.join(not_run)} could not run, which is no pass; --allow-skipped passes it over")
 
 
 def _html(report: Report) -> str:

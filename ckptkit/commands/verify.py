@@ -5,83 +5,90 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..checkpoint import CONFIG, open_checkpoint, scan
-from ..checks import WHOLE, Level, Outcome, Page, Result, Sample, Subject, pages_of, run
+from ..checks import WHOLE, Level, Outcome, Page, Result, Sample, Subject, pages, pages_of, run
+from ..checks.digests import UNRECORDED
 from ..console import Console
-from ..errors import FOUND, OK, UserError, fail
+from ..errors import UserError, fail
 from ..manifest import environment
-from ..options import command
-from ..report import Report, make_report, place_of, stats_of, to_dict, to_json
-from ..reports.human import human
+from ..options import command, listed
+from ..report import Report, Run, make_report, place_of, stats_of
 from ..source import open_source
+from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
+from .serving import How, serving_options
 
 LEVELS = {level.label: level for level in (Level.STATIC, Level.DATA, Level.NUMERIC)}
 # Reasons of checks that did not run because nobody asked for them.
-_UNASKED = ("no --engine", "no --oracle", "no --recipe", "concerns ")
+_UNASKED = ("no --engine", "no --oracle", "no --recipe", "no source", "concerns ")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options as they were given."""
+class Asked(ReportOptions):
+    """All options as they were given."""
 
     against: str | None
     recipe: str | None
+    sets: tuple[str, ...]
     level: str | None
     sample: str | None
     select: tuple[str, ...]
     ignore: tuple[str, ...]
-    allow: tuple[str, ...]
-    strict: bool
-    allow_skipped: bool
-    exit_zero: bool
     engine: str | None
     speculative: tuple[str, ...]
     oracle: str | None
-    form: str
-    junit: str | None
-    reports: tuple[str, ...]
-    max_findings: int
-    jobs: int
 
-    @property
-    def allowed(self) -> frozenset[str]:
-        return frozenset(_listed(self.allow))
+
+def _one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """The one value of an option of which a second would go unseen. Raises UserError ``usage.arguments``."""
+    if len(values) > 1:
+        message = f"{param.opts[0]} is given {len(values)} times ({', '.join(values)}), and one run asks about one"
+        raise fail("usage.arguments", message, hint=f"run it once with each: {param.opts[0]} {values[0]}")
+    return values[0] if values else None
 
 
 @command
-@click.argument("ckpt", required=False)
+@click.argument("ckpts", metavar="[[LABEL=]CKPT]...", nargs=-1)
 @click.option("--against", metavar="SRC", help="What it was made from; implies --level numeric.")
 @click.option("-r", "--recipe", metavar="FILE|NAME", help="The recipe that should make it of --against.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe, as it was made.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How deep to look; each level includes those before.")
 @click.option("--sample", metavar="P%|n/t", help="Look at a part of the data: 2%, or part n of t.")
 @click.option("--select", multiple=True, metavar="ID", help="Only these checks: an id, a family, a glob.")
 @click.option("--ignore", multiple=True, metavar="ID", help="Not these checks.")
 @click.option("--allow", multiple=True, metavar="ID[,ID]", help="Count errors of these ids as warnings.")
-@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+@click.option("--strict", is_flag=True, help="Exit 1 on warnings, and if no digest proves the bytes.")
 @click.option("--allow-skipped", is_flag=True, help="Exit 0 though checks that were asked for could not run.")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
-@click.option("--engine", metavar="NAME[==VERSION]", help="Also what this engine refuses or misreads.")
+@click.option(
+    "--engine",
+    multiple=True,
+    callback=_one,
+    metavar="NAME[==VERSION]",
+    help="Also what this engine refuses or misreads.",
+)
 @click.option("--speculative", multiple=True, metavar="NAME", help="How the engine is to speculate: NEXTN, EAGLE3 …")
+@serving_options
 @click.option("--oracle", type=click.Choice(["llmcompressor"]), help="Compare bits with what this library makes.")
-@click.option("--format", "form", type=click.Choice(["human", "json", "github"]), default="human", help="On stdout.")
-@click.option("--junit", metavar="FILE", help="Write a JUnit file: a case for each check.")
-@click.option("--report", "reports", multiple=True, metavar="FILE", help="Write a report: .html or .json.")
-@click.option("--max-findings", type=click.IntRange(1), default=100, metavar="N", help="Of each id in a report.")
+@reporting_options
 @click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4).")
-def verify(console: Console, ckpt: str | None, **given: Any) -> int:
+def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: Any) -> int:
     """Check a checkpoint. Exit code 1 if something is wrong with it.
 
     CKPT is a folder or a .safetensors file; without it, the current folder. Levels: static looks at headers, index
     and config; data at the bytes too, all of them or a sample; numeric compares the values with those of --against.
     `ckptkit checks` lists every check, `ckptkit checks ID` explains one.
+
+    With --serve each CKPT is then served by an engine, with every --speculative and without, and what it decodes is
+    judged by its own values run in float32, and by --against.
 
     \b
     Examples:
@@ -90,37 +97,44 @@ def verify(console: Console, ckpt: str | None, **given: Any) -> int:
       ckptkit verify ./model --level data --sample 3/20
       ckptkit verify ./model --select index --select 'config.quant-*' --format github
       ckptkit verify ./model --engine sglang --speculative NEXTN
+      ckptkit verify bf16=./model w8=./model-w8 --serve --against ./model --speculative ngram
     """
     asked = Asked(**given)
     console.settings.json |= asked.form == "json"
-    _check_arguments(asked)
+    _check_arguments(asked, how)
     selected, ignored = _named(asked.select), _named(asked.ignore)
+
+    def wanted(id: str) -> bool:
+        return (not selected or id in selected) and id not in ignored
+
+    if how:
+        from .served import serve
+
+        return serve(
+            console, ckpts or (() if how.url else (_here(),)), asked, how, partial(_look, console, how, wanted), wanted
+        )
+    selected = _without_serving(asked, selected)
+    ckpt = _only(ckpts)
     level = _level(asked, selected)
     began, started = time.monotonic(), datetime.now(UTC)
     with contextlib.ExitStack() as opened:
-        subject = _subject(console, ckpt or _here(), asked, level, opened)
-        outcome = run(subject, level, lambda id: (not selected or id in selected) and id not in ignored)
+        subject = _subject(console, ckpt, asked, level, opened)
+        outcome = run(subject, level, wanted)
         outcome = outcome._replace(results=_asked_for(outcome.results, asked))
-        not_run = _not_run(outcome, level, selected)
-        exit_code = _exit_code(outcome, asked, not_run)
+        not_run = _not_run(outcome, asked, level, selected)
+        code = exit_code(outcome, asked, not_run)
         with_stats = console.settings.json or bool(asked.reports)
-        report = _report(subject, outcome, asked, level, exit_code, started, time.monotonic() - began, with_stats)
-        _write_files(report, asked)
-    _tell(console, report, outcome, asked)
-    if not_run and not asked.allow_skipped:
-        console.note(f"hint: {', '.join(not_run)} could not run, which is no pass; --allow-skipped passes it over")
-    return exit_code
+        report = _report(subject, outcome, asked, level, code, started, time.monotonic() - began, with_stats)
+        write_files(report, asked)
+    tell(console, report, outcome, asked, not_run)
+    return code
 
 
 # --- what is asked for -------------------------------------------------------------------------------------
 
 
-def _listed(texts: Collection[str]) -> Iterator[str]:
-    return (id.strip() for text in texts for id in text.split(",") if id.strip())
-
-
 def _named(texts: Collection[str]) -> dict[str, Page]:
-    return {id: page for text in _listed(texts) for id, page in pages_of(text).items()}
+    return {id: page for text in listed(texts) for id, page in pages_of(text).items()}
 
 
 def _level(asked: Asked, selected: Mapping[str, Page]) -> Level:
@@ -138,12 +152,29 @@ def _level(asked: Asked, selected: Mapping[str, Page]) -> Level:
     return level
 
 
-def _check_arguments(asked: Asked) -> None:
-    for path in asked.reports:
-        if Path(path).suffix not in _FORMS:
-            raise fail("usage.arguments", f"--report {path}: no report has that ending", hint="FILE.html or FILE.json")
+def _without_serving(asked: Asked, selected: Mapping[str, Page]) -> dict[str, Page]:
+    """The selected checks without those that need --serve. Raises UserError where there is no other."""
+    found = {id: page for id, page in selected.items() if page.level < Level.SERVE}
+    if selected and not found:
+        raise fail("usage.arguments", f"--select {asked.select[0]} is about serving", hint="--serve")
+    return found
+
+
+def _only(ckpts: tuple[str, ...]) -> str:
+    if len(ckpts) > 1:
+        raise fail("usage.arguments", f"one CKPT is checked at a time, not {len(ckpts)}", hint="--serve takes several")
+    return ckpts[0] if ckpts else _here()
+
+
+def _check_arguments(asked: Asked, how: How | None) -> None:
+    check_reports(asked.reports)
+    check_allowed(asked.allowed, pages())
     if asked.recipe and not asked.against:
         raise fail("usage.arguments", "--recipe needs --against: a recipe makes one checkpoint of another")
+    if asked.sets and not asked.recipe:
+        raise fail("usage.arguments", "--set is about a recipe", hint="--recipe FILE|NAME")
+    if how:
+        return
     if asked.speculative and not asked.engine:
         raise fail("usage.arguments", "--speculative needs --engine", hint="--engine sglang")
     if asked.engine:
@@ -169,6 +200,16 @@ def _here() -> str:
     return "."
 
 
+def _look(
+    console: Console, how: How, wanted: Callable[[str], bool], asked: Asked, ckpt: str, opened: contextlib.ExitStack
+) -> tuple[Subject, Outcome]:
+    """The checks before a checkpoint is served, as deep as --level says; none with --no-static."""
+    level = LEVELS[asked.level or Level.STATIC.label]
+    subject = _subject(console, ckpt, asked, level, opened)
+    outcome = Outcome([], [], {}) if how.no_static else run(subject, level, wanted)
+    return subject, outcome._replace(results=_asked_for(outcome.results, asked))
+
+
 # --- the run -----------------------------------------------------------------------------------------------
 
 
@@ -176,7 +217,7 @@ def _subject(console: Console, ckpt: str, asked: Asked, level: Level, opened: co
     """What is checked. Raises UserError where there is nothing to check, or nothing sound to compare it with."""
     against = opened.enter_context(open_source(asked.against)) if asked.against else None
     checkpoint, found = scan(opened.enter_context(open_source(ckpt)))
-    absent = [finding for finding in found if finding.id.startswith("source.")]
+    absent = [finding for finding in found if finding.id.startswith(("source.", "access."))]
     if absent:
         raise UserError(absent)
     options: dict[str, Any] = {
@@ -192,21 +233,21 @@ def _subject(console: Console, ckpt: str, asked: Asked, level: Level, opened: co
         checkpoint,
         tuple(found),
         open_checkpoint(against) if against else None,
-        _recipe(asked.recipe),
+        _recipe(asked.recipe, asked.sets),
         sample_of(asked.sample) if asked.sample else WHOLE,
         options,
     )
 
 
-def _recipe(name: str | None) -> Any:
+def _recipe(name: str | None, sets: tuple[str, ...]) -> Any:
     from ..recipe import load
 
-    return load(name) if name else None
+    return load(name, sets) if name else None
 
 
 def _asked_for(results: list[Result], asked: Asked) -> list[Result]:
     """Results without those of checks that only an option which was not given, or their own id, would ask for."""
-    named = set(_listed(asked.select))
+    named = set(listed(asked.select))
     return [
         result
         for result in results
@@ -214,19 +255,22 @@ def _asked_for(results: list[Result], asked: Asked) -> list[Result]:
     ] or results
 
 
-def _not_run(outcome: Outcome, level: Level, selected: Collection[str]) -> list[str]:
-    """Checks that were asked for, by id or by a level deeper than static, and did not run."""
+def _not_run(outcome: Outcome, asked: Asked, level: Level, selected: Collection[str]) -> list[str]:
+    """Checks that were asked for, by id or by a level deeper than static, and did not run, which is no pass.
+
+    That bytes have no recorded digest is no fault of theirs: it counts where digests are asked for by id, or all is.
+    """
     return [
         result.id
         for result in outcome.results
-        if result.result == "skip" and (result.id in selected or result.level == level > Level.STATIC)
+        if result.result == "skip"
+        and not asked.allow_skipped
+        and (result.id in selected or (result.level == level > Level.STATIC and (asked.strict or not _bare(result))))
     ]
 
 
-def _exit_code(outcome: Outcome, asked: Asked, not_run: Collection[str]) -> int:
-    errors = any(finding.severity == "error" and finding.id not in asked.allowed for finding in outcome.findings)
-    bad = errors or (asked.strict and outcome.findings) or (not_run and not asked.allow_skipped)
-    return FOUND if bad and not asked.exit_zero else OK
+def _bare(result: Result) -> bool:
+    return (result.reason or "").startswith(UNRECORDED)
 
 
 # --- telling -----------------------------------------------------------------------------------------------
@@ -244,55 +288,16 @@ def _report(
 ) -> Report:
     against = subject.against
     surroundings = {key: value for key, value in environment("", "cpu").items() if key != "backend"}
-    return make_report(
+    about = Run(
         command="verify",
         target=place_of(subject.checkpoint.source),
         against=place_of(against.source) if against else None,
         level=level.label,
         sample=subject.sample.text,
-        outcome=outcome,
-        allowed=asked.allowed,
-        seconds=seconds,
         started=started,
-        stats=stats_of(subject, outcome.findings) if with_stats else None,
+        seconds=seconds,
         environment=surroundings | ({"engine": asked.engine} if asked.engine else {}),
         exit_code=exit_code,
-        max_findings=asked.max_findings,
     )
-
-
-def _html(report: Report) -> str:
-    from ..reports.html import html
-
-    return html(report)
-
-
-_FORMS = {".html": _html, ".json": to_json}
-
-
-def _write_files(report: Report, asked: Asked) -> None:
-    for path in asked.reports:
-        _write(path, _FORMS[Path(path).suffix](report))
-    if asked.junit:
-        from ..reports.junit import junit
-
-        _write(asked.junit, junit(report))
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, "utf-8")
-    except OSError as error:
-        raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=path) from None
-
-
-def _tell(console: Console, report: Report, outcome: Outcome, asked: Asked) -> None:
-    findings = [finding.as_warning() if finding.id in asked.allowed else finding for finding in outcome.findings]
-    findings.sort(key=lambda finding: finding.severity != "error")
-    ids = dict.fromkeys(finding.id for finding in findings)
-    if asked.form == "github":
-        from ..reports.github import github
-
-        console.result(to_dict(report), github(report), ids)
-    else:
-        console.result(to_dict(report), human(report, console.settings.verbose), ids, findings)
+    stats = stats_of(subject, outcome.findings) if with_stats else None
+    return make_report(about, outcome, asked.allowed, stats, asked.max_findings)

@@ -26,6 +26,8 @@ def strips(weight: Encoded, matrix: int, first: int, stop: int) -> dict[str, Str
     found = {role: _strip(weight, ref, matrix, first, stop) for role, ref in weight.parts.items()}
     if weight.order is not None:
         found["order"] = Strip(0, 1, 0, weight.rows)
+    if weight.overall is not None:
+        found["overall"] = _number(weight.overall.shape, matrix)
     return found
 
 
@@ -46,6 +48,12 @@ def columns(weight: Encoded, first: int, stop: int) -> Encoded:
     return weight._replace(
         rows=weight.stack, cols=stop - first, codes=codes, scale=scale, zero=part(weight.zero), grid=grid
     )
+
+
+def _number(shape: tuple[int, ...], matrix: int) -> Strip:
+    """The matrix's own number of a tensor that has one for each, or one for all."""
+    row, col = divmod(matrix if math.prod(shape) > 1 else 0, shape[-1] if shape else 1)
+    return Strip(row, row + 1, col, col + 1)
 
 
 def _strip(weight: Encoded, ref: Ref, matrix: int, first: int, stop: int) -> Strip:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..errors import UserError, fail
-from ..header import FLOATS
+from ..header import DTYPE_BITS, FLOATS
 from ..plan import Ref
 from ..stored import FP4, NF4, SCALES, WEIGHTS
 from .layout import Coding, Encoded, dense, matrix, zero_is_packed_along_rows
@@ -17,6 +17,9 @@ _EXPONENTS = frozenset({"U8", "F8_E8M0"})
 _FOREIGN = frozenset({NF4, FP4, "absmax", "SCB"})
 _GPTQ_BITS = (2, 3, 4, 8)
 _E2M1 = frozenset({Coding.FP4, Coding.CODES})
+_ONE_OF = "one of these is looked for: {}"
+_INDICES = frozenset({"I32", "I64"})
+_ZEROS = FLOATS | _FP8 | {"I8"}  # of zero points that are not packed
 _STACKS = frozenset({"blocks", "codes"})  # of gpt-oss: the codes of 32 columns are a dimension of their own
 
 
@@ -45,28 +48,31 @@ def encoded(
         raise _unknown(weight, "bitsandbytes weights are not decoded")
     scale = next((parts[name] for name in SCALES if name in parts), None)
     coding, width = _coding(last, weight, scale, bits)
-    if scale is None and unscaled and coding is Coding.FP8:
-        return dense(weight)._replace(
-            coding=coding, stack=math.prod(weight.shape[-2:-1]), height=1, width=weight.shape[-1]
-        )
     if scale is None:
-        hint = f"one of these is looked for: {', '.join(SCALES[:4])}"
-        raise _without_scale(weight, f"{weight.dtype} and has no scale beside it", hint)
+        return _unscaled(weight, coding, unscaled)
+    _check_dtype(weight, coding, scale)
     if last == "qweight":
         return _words_of_gptq(weight, scale, parts, width, block, gptq)
     if last in _STACKS:  # of a row one after the other
         weight = weight._replace(shape=(*weight.shape[:-2], math.prod(weight.shape[-2:])))
     shape = weight.shape
-    rows, _ = matrix(shape)
+    rows, stored = matrix(shape)
     found = Encoded(
-        coding, width, rows, cols or weight.nbytes * 8 // width // max(rows, 1), weight, scale,
+        coding, width, rows, cols or stored * DTYPE_BITS[weight.dtype] // width, weight, scale,
         zero=parts.get("weight_zero_point"), overall=_overall(weight, scale, parts), order=parts.get("weight_g_idx"),
         divides="weight_global_scale" in parts, stack=shape[-2] if len(shape) > 1 else rows,
         transposed=last in _STACKS,
     )  # fmt: skip
-    if found.overall is not None and math.prod(found.overall.shape) not in {1, rows // max(found.stack, 1)}:
-        raise _unknown(found.overall, "a scale of scales has one number, or one for each matrix of a stack")
     return _checked(_with_blocks(found, scale, shape[:-2], block))
+
+
+def _unscaled(weight: Ref, coding: Coding, is_meant: bool) -> Encoded:
+    """FP8 as it is, where that is meant; nothing else means anything without a scale."""
+    if coding is not Coding.FP8 or not is_meant:
+        raise _without_scale(
+            weight, f"{weight.dtype} and has no scale beside it", _ONE_OF.format(", ".join(SCALES[:4]))
+        )
+    return dense(weight)._replace(coding=coding, stack=math.prod(weight.shape[-2:-1]), height=1, width=weight.shape[-1])
 
 
 def _coding(last: str, weight: Ref, scale: Ref | None, bits: int | None) -> tuple[Coding, int]:
@@ -76,7 +82,7 @@ def _coding(last: str, weight: Ref, scale: Ref | None, bits: int | None) -> tupl
     if weight.dtype in _FP8:
         return Coding.FP8, 8
     two_in_a_byte = scale is not None and scale.dtype in _EXPONENTS | _FP8
-    if weight.dtype == "F4" or (weight.dtype in {"U8", "I8"} and (two_in_a_byte or last == "blocks")):
+    if weight.dtype in {"F4", "U8"} or (weight.dtype == "I8" and (two_in_a_byte or last == "blocks")):
         return Coding.FP4, 4
     if weight.dtype == "I8":
         return Coding.INT8, 8
@@ -89,11 +95,21 @@ def _coding(last: str, weight: Ref, scale: Ref | None, bits: int | None) -> tupl
     raise _unknown(weight, f"{weight.dtype} is not a known form of a weight")
 
 
+def _check_dtype(weight: Ref, coding: Coding, scale: Ref) -> None:
+    """Raise ``decode.format`` for a scale that is no scale of such numbers: an integer, E4M3 for another format's."""
+    known = FLOATS | (_EXPONENTS if coding is Coding.FP8 else frozenset())
+    known = _EXPONENTS | _FP8 if coding in _E2M1 else known
+    if scale.dtype not in known:
+        raise _unknown(weight, f"{scale.name} is {scale.dtype}; scales of such {weight.dtype} are {_listed(known)}")
+
+
 def _overall(weight: Ref, scale: Ref, parts: Mapping[str, Ref]) -> Ref | None:
     """The scale of the scales, without which those of NVFP4 mean nothing."""
     found = parts.get("weight_global_scale") or parts.get("weight_scale_2")
     if found is None and scale.dtype in _FP8:
-        raise _without_scale(weight, "NVFP4 and has no scale for its scales", "weight_global_scale or weight_scale_2")
+        raise _without_scale(
+            weight, "NVFP4 and has no scale for its scales", _ONE_OF.format("weight_global_scale, weight_scale_2")
+        )
     return found
 
 
@@ -102,6 +118,8 @@ def _overall(weight: Ref, scale: Ref, parts: Mapping[str, Ref]) -> Ref | None:
 
 def _with_blocks(found: Encoded, scale: Ref, lead: tuple[int, ...], block: Sequence[int] | None) -> Encoded:
     """``found`` with the blocks that the scale's shape and the config tell. ``lead``: the dimensions of the stack."""
+    if not found.rows or not found.cols:
+        return found._replace(height=1, width=1)
     if math.prod(scale.shape) == 1 and found.coding not in _E2M1:
         return found._replace(height=max(found.rows, 1), width=found.cols)
     shape = _squeezed(scale.shape, len(lead) + 2)
@@ -112,7 +130,7 @@ def _with_blocks(found: Encoded, scale: Ref, lead: tuple[int, ...], block: Seque
     fits = len(shape) == len(lead) + 2 and shape[:-2] == lead
     size = _block_size(found, scale, shape[-2:], block) if fits else None
     if size is None:
-        raise _misfit(scale, found, f"config.json declares blocks of {block[0]} x {block[1]}" if block else None)
+        raise _misfit(scale, found, f"; config.json declares blocks of {block[0]} x {block[1]}" if block else "")
     height, width, inferred = size
     return found._replace(height=height, width=width, inferred=inferred, grid=matrix(shape))
 
@@ -152,12 +170,25 @@ def _counts(sizes: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
 
 
 def _checked(found: Encoded) -> Encoded:
-    """``found``, if zero points and order fit it."""
+    """``found``, if scale of scales, zero points and order fit it."""
+    if not found.rows or not found.cols:
+        return found
+    _check_kinds(found)
+    if found.overall is not None and math.prod(found.overall.shape) not in {1, found.rows // max(found.stack, 1)}:
+        raise _unknown(found.overall, "a scale of scales has one number, or one for each matrix of a stack")
     if found.zero is not None and not _zero_fits(found, found.zero):
         raise _misfit(found.zero, found)
     if found.order is not None and found.order.shape != (found.cols,):
         raise _misfit(found.order, found)
     return found
+
+
+def _check_kinds(found: Encoded) -> None:
+    """Raise ``decode.format`` for companions of a dtype that such a thing does not have."""
+    packed = zero_is_packed_along_rows(found)
+    for ref, known in ((found.overall, FLOATS), (found.order, _INDICES), (None if packed else found.zero, _ZEROS)):
+        if ref is not None and ref.dtype not in known:
+            raise _unknown(found.codes, f"{ref.name} is {ref.dtype}, and not {_listed(known)}")
 
 
 def _zero_fits(found: Encoded, zero: Ref) -> bool:
@@ -196,10 +227,12 @@ def _words_of_gptq(
     zero, order = parts.get("qzeros"), parts.get("g_idx")
     if len(weight.shape) != 2 or len(scale.shape) != 2 or zero is None:
         raise _unknown(weight, "it has no qzeros, or is no matrix")
+    if zero.dtype != "I32":
+        raise _unknown(weight, f"{zero.name} is {zero.dtype}, and zero points are packed into I32")
     (groups, cols), words = scale.shape, weight.shape
     if cols == words[1]:
-        coding, rows = Coding.GPTQ, order.shape[0] if order is not None and order.shape else words[0] * 32 // bits
-        fits = _ceil(rows * bits, 32) == words[0]
+        coding, rows = Coding.GPTQ, words[0] * 32 // bits
+        fits = rows * bits == 32 * words[0]
     else:
         coding, rows, order = Coding.AWQ, words[0], None
         fits = bits == 4 and cols == 8 * words[1]
@@ -208,6 +241,8 @@ def _words_of_gptq(
         raise _unknown(weight, f"{shapes} do not fit {list(words)} with {bits} bits, as GPTQ and AWQ's GEMM store them")
     if coding is Coding.GPTQ and gptq is None:
         raise _unknown(weight, "config.json does not say whether its zero points are stored less one")
+    if order is not None and (order.shape != (rows,) or order.dtype not in _INDICES):
+        raise _unknown(weight, f"{order.name} is {order.dtype} {list(order.shape)}: a group for each of {rows} inputs")
     declared = block is not None and _ceil(rows, block[1]) == groups
     divides = rows % groups == 0
     height = block[1] if block and declared else rows // groups if divides else _power_of_two(rows, groups)
@@ -220,9 +255,14 @@ def _words_of_gptq(
     )  # fmt: skip
 
 
-def _misfit(ref: Ref, weight: Encoded, hint: str | None = None) -> UserError:
-    message = f"{ref.name} {list(ref.shape)} does not fit {weight.name} [{weight.rows}, {weight.cols}]"
-    return fail("decode.format", message, file=ref.file, tensor=ref.name, hint=hint)
+def _misfit(ref: Ref, weight: Encoded, more: str = "") -> UserError:
+    unpacked = [*weight.codes.shape[:-1], weight.cols]
+    message = f"{ref.name} {list(ref.shape)} does not fit {weight.name}, which holds {unpacked}{more}"
+    return fail("decode.format", message, file=ref.file, tensor=ref.name)
+
+
+def _listed(dtypes: Iterable[str]) -> str:
+    return ", ".join(sorted(dtypes))
 
 
 def _unknown(weight: Ref, why: str) -> UserError:

@@ -105,7 +105,7 @@ def _begun(
             hint = f"move {folder} away, or name another output"
             yield Finding("output.exists", f"{folder} stands where the output is to be made", file=folder, hint=hint)
         return
-    same = plan is None or journal.plan == plan.digest
+    same = plan is not None and journal.plan == plan.digest
     left = (
         f"{folder} holds {journal.command} begun with plan {journal.plan[:12]}, {len(journal.shards)} shards finished"
     )

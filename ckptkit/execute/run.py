@@ -67,8 +67,16 @@ def _refuse(findings: Iterable[Finding]) -> None:
 
 def _run(plan: Plan, place: Place, extra: Mapping[str, Any], work: Work) -> tuple[Records, int]:
     """The records of all shards, and how many of them were there already."""
-    began, started = time.monotonic(), datetime.now(UTC)
     journal = _begin(plan, place, work)
+    try:
+        return _carry_out(plan, place, journal, extra, work)
+    except (UserError, OSError, MemoryError):
+        _leave_nothing_unfinished(plan, place.folder)
+        raise
+
+
+def _carry_out(plan: Plan, place: Place, journal: Journal, extra: Mapping[str, Any], work: Work) -> tuple[Records, int]:
+    began, started = time.monotonic(), datetime.now(UTC)
     if journal.publishing:
         publish(place, journal.publishing)
         return journal.shards, len(journal.shards)
@@ -95,13 +103,25 @@ def _begin(plan: Plan, place: Place, work: Work) -> Journal:
         if not journal.publishing:
             _remove_unfinished(folder)
         return journal
+    _clear(folder)
+    sources = {name: work.source.files[name].identity for name in files_read(plan)}
+    return begin(folder, plan, options.overwrite, sources)
+
+
+def _leave_nothing_unfinished(plan: Plan, folder: Path) -> None:
+    """Take away what an error left of a run that finished no shard: nobody could go on with it, and it is in the way."""
+    journal = read_journal(folder)
+    if journal and not journal.shards and not journal.publishing and not list(foreign(plan, folder)):
+        (folder / JOURNAL).unlink()
+        _clear(folder)
+
+
+def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name not in {JOURNAL, LOCK}:
             path.unlink()
-    sources = {name: work.source.files[name].identity for name in files_read(plan)}
-    return begin(folder, plan, options.overwrite, sources)
 
 
 def _remove_unfinished(folder: Path) -> None:

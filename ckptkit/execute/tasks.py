@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..errors import fail
-from ..header import DTYPE_BITS, Entry, row_view
-from ..ops import Block, Chunk, Inexact, Operation, Overflow, Read, Unfit, operation
-from ..plan import Ref, Step
-from ..source import Source
+from ..errors import UserError, fail
+from ..header import Entry, row_view
+from ..ops import Chunk, Inexact, NoCode, Operation, Overflow, Read, Unfit, operation
+from ..plan import Step
+from ..reading import read_block
 from .work import Work
 
 
@@ -86,22 +87,9 @@ def _larger(a: Any, b: Any) -> Any:
     return a if a != a or a >= b else b
 
 
-def read_block(source: Source, ref: Ref, read: Read) -> Block:
-    """The rows of a tensor that ``read`` asks for, or some columns of them."""
-    _, width = row_view(ref.dtype, ref.shape)
-    columns = ref.shape[-1] if ref.shape else 1
-    rows = read.row_stop - read.row
-    first, stop = read.col or 0, columns if read.col_stop is None else read.col_stop
-    left, size = (count * DTYPE_BITS[ref.dtype] // 8 for count in (first, stop - first))
-    data = bytearray(rows * size)
-    view = memoryview(data)
-    start = ref.start + read.row * width + left
-    if size == width:
-        source.read_into(ref.file, start, view)
-    else:
-        for row in range(rows):
-            source.read_into(ref.file, start + row * width, view[row * size : (row + 1) * size])
-    return Block(data, ref.dtype, rows, stop - first, ref.shape)
+def _may_be_wider(step: Step) -> bool:
+    """Whether BF16 holds what the step cannot make."""
+    return step.op == "dequantize@1" and step.args["dtype"] == "F16"
 
 
 @contextmanager
@@ -111,14 +99,20 @@ def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
         yield
     except Unfit as error:
         ref = step.inputs[list(reads)[error.index].tensor]
-        message = f"{ref.file}: {ref.name} holds {error.what}"
+        message = f"{ref.file}: {ref.name} holds {error.said}"
         id = f"data.{error.what.lower()}"
         hint = "--set nonfinite=keep converts it all the same" if "modules" in step.args else f"--allow {id} keeps it"
         if isinstance(error, Overflow):
-            id, hint = "data.overflow", "--allow data.overflow makes it Inf; or leave the tensor as it is"
+            way_out = "--allow data.overflow makes it Inf"
+            id, hint = "data.overflow", f"--dtype bf16 holds it; {way_out}" if _may_be_wider(step) else way_out
+        if isinstance(error, NoCode):
+            id, hint = "data.codes", "take the tensor from the source of the checkpoint"
         if isinstance(error, Inexact):
             id, hint = "dequantize.inexact", "--inexact round rounds the least of them; --dtype bf16 holds all"
         raise fail(id, message, file=ref.file, tensor=ref.name, hint=hint) from None
+    except UserError as error:  # of decoding, which is not told of files
+        files = {ref.name: ref.file for ref in step.inputs}
+        raise UserError(replace(item, file=files.get(item.tensor or "")) for item in error.findings) from None
     except RuntimeError as error:
         if "allocate memory" in str(error) or "out of memory" in str(error):
             raise MemoryError(str(error).partition("\n")[0]) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .config import config_value, declared_drafts
 from .experts import Columns, Piece, expert_projections, is_expert_tensor
 from .fused import experts_of, fused_set, shares_global_scale
-from .kinds import LINEAR_LIKE, Kind, classifier, classify, draft_part, module_of
+from .kinds import LINEAR_LIKE, Kind, classifier, classify, draft_part, is_transposed, module_of
 from .ties import TIED_BY_DEFAULT, embedding_of, head_of, is_tied, tie_locations
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "head_of",
     "is_expert_tensor",
     "is_tied",
+    "is_transposed",
     "module_of",
     "shares_global_scale",
     "tie_locations",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,21 @@ from .config import Config, config_value, model_types
 
 # Models whose gate and up alternate along the last axis instead of lying one after the other.
 INTERLEAVED = frozenset({"gpt_oss"})
+
+# Which layouts of float experts transformers loads, by patterns of model types; others it fills with random numbers.
+# Models whose stacked parameters are made of experts one by one: they load both.
+MERGED = (
+    "afmoe", "axk[12]", "cohere2_moe", "deepseek_v[234]", "deepseek_v32", "deepseek_ocr2", "dots1", "ernie4_5_*moe",
+    "exaone_moe", "flex_olmo", "glm4*_moe*", "glm5_next", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "jamba", "kimi_k25",
+    "kimi_linear", "laguna", "lfm2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minimax", "minimax_m2",
+    "minimax_m3_vl", "mixtral", "nemotron_h", "olmoe", "phimoe", "qwen[23]_moe", "qwen3_5_moe*", "qwen3_next",
+    "qwen3_omni_moe*", "qwen4_exp_text", "solar_open",
+)  # fmt: skip
+# Models that load them stacked and in no other way; and those that do, but for compressed-tensors checkpoints.
+STACKED = ("gpt_oss", "gemma4*", "mistral4", "qwen3_vl_moe*")
+STACKED_DENSE = ("llama4*",)
+
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
 _PARTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -53,6 +69,17 @@ class Piece(NamedTuple):
     view: tuple[int, ...]
     shape: tuple[int, ...]
     columns: Columns | None = None
+
+
+def is_of(config: Config | None, *patterns: str) -> bool:
+    """Whether a model type of the config, its own or the language model's, fits one of ``patterns``."""
+    return any(fnmatchcase(name, pattern) for name in model_types(config) for pattern in patterns)
+
+
+def declared_experts(config: Config | None) -> set[int]:
+    """The numbers of experts of a layer that the config states."""
+    stated = (config_value(config, key) for key in _COUNTS)
+    return {count for count in stated if type(count) is int and count > 1}
 
 
 def is_expert_tensor(name: str, shape: Sequence[int]) -> bool:

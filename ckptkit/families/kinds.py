@@ -105,6 +105,11 @@ def draft_part(config: Mapping[str, Any] | None) -> Callable[[str], Kind | None]
     return lambda name: _part(name, to_template(name), traits)
 
 
+def is_transposed(tensor_name: str, config: Mapping[str, Any] | None) -> bool:
+    """Whether the weight is that of transformers' Conv1D, which keeps it as [in, out] (GPT-2)."""
+    return _traits(config).conv1d and _CONV1D.search(module_of(tensor_name)) is not None
+
+
 class _Traits(NamedTuple):
     """What only a config says: layers of its own (0: unknown), what ``mtp.`` holds, whether weights are [in, out]."""
 

@@ -88,11 +88,14 @@ class Context(NamedTuple):
 
 
 class Unfit(ValueError):
-    """A value that cannot be converted. ``index`` is the block it was seen in; the executor names file and tensor."""
+    """A value that cannot be converted. ``index`` is the block it was seen in; the executor names file and tensor.
 
-    def __init__(self, index: int, what: str):
+    ``said`` is what the tensor holds in words, if these are not ``what``.
+    """
+
+    def __init__(self, index: int, what: str, said: str | None = None):
         super().__init__(what)
-        self.index, self.what = index, what
+        self.index, self.what, self.said = index, what, said or what
 
 
 class NonFinite(Unfit):
@@ -101,6 +104,10 @@ class NonFinite(Unfit):
 
 class Overflow(Unfit):
     """A value is too large for the dtype it is to have."""
+
+
+class NoCode(Unfit):
+    """A byte that is to be a code of a narrower format is none."""
 
 
 class Inexact(Unfit):

@@ -4,7 +4,7 @@
     Rows as bytes, of any dtype. Inputs are matrices of one size, of which the rows ``take`` are used (all if absent):
     ``{"start": s, "step": k, "count": n}``, row s, s + k, and so on. Of every ``interleave`` inputs (absent: 1) the
     rows alternate; what that gives lies one after another. ``codes``: absent, ``"spread"`` (two 4-bit codes of a byte
-    become a byte each, the low half first) or ``"pack"`` (the inverse). The result is called ``name``, ``dtype`` and
+    become a byte each, the low half first) or ``"pack"`` (the inverse, which refuses a byte above 15). The result is called ``name``, ``dtype`` and
     ``shape``, which must have as many bytes.
 
 ``transpose@1``
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..header import DTYPE_BITS, Spec, row_view
-from . import Args, Block, Chunk, Context, Operation, Read, Write
+from . import Args, Block, Chunk, Context, NoCode, Operation, Read, Write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,7 @@ def _named(inputs: Sequence[Spec], args: Args) -> list[Spec]:
     return [Spec(args["name"], args["dtype"], tuple(args["shape"]))]
 
 
+_LAST_CODE = 15
 _FACTOR = {None: (1, 1), "spread": (2, 1), "pack": (1, 2)}  # how many bytes of so many
 
 
@@ -63,6 +64,8 @@ def _arrange(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, cont
     import numpy as np
 
     step = (args.get("take") or {"step": 1})["step"]
+    if args.get("codes") == "pack":
+        _check_codes(blocks, step)
     taken = [np.frombuffer(block.data, np.uint8).reshape(block.rows, -1)[::step] for block in blocks]
     rows: Array = taken[0] if len(taken) == 1 else np.stack(taken, axis=1)
     match args.get("codes"):
@@ -71,6 +74,16 @@ def _arrange(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, cont
         case "pack":
             rows = rows[..., ::2] | rows[..., 1::2] << 4
     return [np.ascontiguousarray(rows)]
+
+
+def _check_codes(blocks: Sequence[Block], step: int) -> None:
+    """Raises NoCode for a byte that would spill into the code beside it."""
+    import numpy as np
+
+    for index, block in enumerate(blocks):
+        largest = int(np.frombuffer(block.data, np.uint8).reshape(block.rows, -1)[::step].max(initial=0))
+        if largest > _LAST_CODE:
+            raise NoCode(index, f"the byte {largest}, which is no code of 4 bits")
 
 
 # --- transposes --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from ..decode import Encoded, encoded, spans
+from ..decode.columns import WHOLE, columns, strips
 from ..header import DTYPE_BITS, Spec, nbytes, row_view
 from ..plan import Ref
 from . import Args, Block, Chunk, Context, Operation, Read, Write
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-
-# Columns that fill whole words, whatever the bits of a number.
-_WHOLE_WORDS = 32
 
 
 def specs(inputs: Sequence[Spec], args: Args) -> list[Spec]:
@@ -81,12 +79,12 @@ def _by_rows(weight: Encoded, index: Mapping[str, int], numbers: int) -> Iterato
 
 def _by_columns(weight: Encoded, index: Mapping[str, int], numbers: int) -> Iterator[Chunk]:
     """Runs of columns of about so many numbers, matrix by matrix: rows of what is made."""
-    least = lcm(_WHOLE_WORDS, weight.width)
+    least = lcm(WHOLE, weight.width)
     step = max(_multiple(numbers // weight.stack, least), least)
     for matrix in range(weight.rows // weight.stack):
         for first in range(0, weight.cols, step):
-            columns = first, min(first + step, weight.cols)
-            reads = [_read_columns(index, weight, role, matrix, *columns) for role in weight.parts]
+            needed = strips(weight, matrix, first, min(first + step, weight.cols))
+            reads = [Read(index[ref.name], *needed[role]) for role, ref in weight.parts.items()]
             yield Chunk(tuple(reads), (Write(0, matrix * weight.cols + first),))
 
 
@@ -104,35 +102,6 @@ def _read(index: Mapping[str, int], ref: Ref, start: int, stop: int) -> Read:
     return Read(index[ref.name], start // width, -(-stop // width))
 
 
-def _read_columns(index: Mapping[str, int], weight: Encoded, role: str, matrix: int, first: int, stop: int) -> Read:
-    ref = weight.parts[role]
-    if role in {"overall", "order"}:
-        return _read(index, ref, 0, ref.nbytes)
-    rows, left, right = _part(weight, ref, first, stop)
-    return Read(index[ref.name], matrix * rows, (matrix + 1) * rows, left, right)
-
-
-def _part(weight: Encoded, ref: Ref, first: int, stop: int) -> tuple[int, int, int]:
-    """Rows of a matrix of the stack in ``ref``, and which of its columns hold columns [first, stop) of the weight."""
-    rows, _ = row_view(ref.dtype, ref.shape)
-    left, right = (column * ref.shape[-1] // weight.cols for column in (first, stop))
-    return rows * weight.stack // weight.rows, left, right
-
-
-def _columns(weight: Encoded, first: int, stop: int) -> Encoded:
-    """Columns [first, stop) of a matrix of the stack: a weight of its own."""
-
-    def part(ref: Ref) -> Ref:
-        rows, left, right = _part(weight, ref, first, stop)
-        shape = (rows, right - left)
-        return ref._replace(shape=shape, start=0, stop=nbytes(ref.dtype, shape))
-
-    assert weight.scale is not None
-    scale, zero = part(weight.scale), weight.zero and part(weight.zero)
-    grid, rows, cols = (scale.shape[0], scale.shape[1]), weight.stack, stop - first
-    return weight._replace(rows=rows, cols=cols, codes=part(weight.codes), scale=scale, zero=zero, grid=grid)
-
-
 # --- the work ----------------------------------------------------------------------------------------------
 
 
@@ -143,7 +112,7 @@ def make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context:
     weight, row = stored(inputs, roles, args), chunk.writes[0].row
     if weight.transposed:
         first = row % weight.cols
-        weight = _columns(weight, first, first + blocks[0].cols * weight.cols // weight.codes.shape[-1])
+        weight = columns(weight, first, first + blocks[0].cols * weight.cols // weight.codes.shape[-1])
         data = {role: memoryview(block.data) for role, block in zip(weight.parts, blocks, strict=True)}
         return [_computed(weight, 0, weight.rows, data, args["dtype"], context)]
     stop = row + len(blocks[0].data) // weight.row_bytes
@@ -167,8 +136,10 @@ def _computed(
     import numpy as np
 
     from .rounding import WORDS
-    from .values import fill
+    from .values import check_overall, fill
 
+    if context.nonfinite_error:
+        check_overall(weight, data)
     if context.device != "cpu" and not weight.transposed:
         from .kernels.triton_dequantize import rows
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def specs(inputs: Sequence[Spec], args: Args) -> list[Spec]:
-    return [Spec(args["name"], args["dtype"], tuple(args["shape"]))]
-
-
 def chunks(inputs: Sequence[Spec], args: Args, budget: int) -> Iterator[Chunk]:
     """Those of the matrices, one matrix after another."""
     parts, rows = len(args["roles"]), args["matrix"][0]
@@ -42,4 +38,6 @@ def _of_one(args: Args) -> Args:
     return {**args, "shape": args["matrix"]}
 
 
-OPERATIONS = {"dense_stack@1": Operation("dense_stack@1", specs, chunks, make, bits_on_cuda=True, uses_torch=False)}
+OPERATIONS = {
+    "dense_stack@1": Operation("dense_stack@1", dequantize.specs, chunks, make, bits_on_cuda=True, uses_torch=False)
+}

@@ -67,13 +67,22 @@ def _computed(weight: Encoded, start: int, stop: int, data: Data, dtype: str, no
     return made
 
 
+def check_overall(weight: Encoded, data: Data) -> None:
+    """Raise NonFinite for a scale of scales that is none: divided by infinity all values would be finite, and 0."""
+    if weight.overall is None:
+        return
+    stated = to_float32(np.frombuffer(data["overall"], np.uint8), weight.overall.dtype)
+    wrong = stated[~np.isfinite(stated)]
+    if wrong.size:
+        raise NonFinite(list(data).index("overall"), "NaN" if np.isnan(wrong).any() else "Inf")
+    if weight.divides and not stated.all():
+        raise NonFinite(list(data).index("overall"), "Inf", "0, which scales are divided by")
+
+
 def _fault(weight: Encoded, start: int, stop: int, data: Data, x: Array, dtype: str) -> Exception:
     """What is to be said of rows that are not finite: the part that is not so by itself, or the overflow."""
     unpacked = unpack(weight, start, stop, data)
     parts: dict[str, Array] = {"codes": unpacked.numbers, "scale": unpacked.scale}
-    if weight.overall is not None:
-        stated = to_float32(np.frombuffer(data["overall"], np.uint8), weight.overall.dtype)
-        parts = {"overall": 1 / stated if weight.divides else stated, **parts}
     for role, values in parts.items():
         wrong = values[~np.isfinite(values)]
         if wrong.size:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..names import to_template
 from ..recipe import Recipe
 from ..stored import declaration
 from . import quant_config
+from .documents import json_text, put
 from .existing import quantized_modules
 from .experts import Slice
 from .generalise import by_template
@@ -33,28 +34,16 @@ def config_text(
     modules = list(_modules(checkpoint, choices, pieces, names, merged))
     schemes = {names[group.name]: group.scheme for group in recipe.groups}
     table = quant_config.build(modules, schemes, merged)
-    config = json.loads(json.dumps(checkpoint.config))
+    config = deepcopy(dict(checkpoint.config or {}))
     path: tuple[str, ...] = ("quantization_config",)
     if present is not None:
-        _put(config, present.path, table if merged else None)
+        put(config, present.path, table if merged else None)
         path = present.path if merged else path
-    _put(config, path, table)
+    put(config, path, table)
     if recipe.tie == "untie" and tied_head(checkpoint) is not None:
         for location in tie_locations(config):
-            _put(config, location, False)
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    return text, list(quant_config.disagreements(table, modules))
-
-
-def _put(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set (or, for None, remove) the value at ``path``, keeping the order of the keys that are there."""
-    *parents, last = path
-    for key in parents:
-        table = table.setdefault(key, {})
-    if value is None:
-        table.pop(last, None)
-    else:
-        table[last] = value
+            put(config, location, False)
+    return json_text(config), list(quant_config.disagreements(table, modules))
 
 
 def _modules(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any, NamedTuple
 
-from ..checkpoint import INDEX, Checkpoint
+from ..checkpoint import Checkpoint
 from ..declarations import Declaration, Packing, declarations, packing_of
 from ..decode import Coding, Encoded
 from ..errors import Finding, UserError, fail
@@ -15,17 +18,19 @@ from ..families import Kind, classifier, module_of
 from ..header import FLOATS, Spec
 from ..names import Matcher
 from ..patterns import nearest
-from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
+from ..plan import LeftOut, Plan, Ref, Step, copy_step
 from ..stored import split_name, stored_format
 from .allowing import passed_over
 from .block_fp8 import check_container, may_be_fp4, recast
 from .narrowing import Became, narrowed
 from .packing import pack
-from .sidecars import index_text, sidecars
-from .stored_weights import OF_ACTIVATIONS, Weight, quantized, read
+from .sidecars import sidecars, with_index
+from .stored_weights import OF_ACTIVATIONS, ONLY_OTHERS, Weight, quantized, read
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 FP8 = "fp8"
+_FEW = 4  # modules that an option names one by one
+_HOW_TO_READ = "only said how to read codes"
 _OF_INPUTS = "says how activations are quantized: they are no longer"
 
 
@@ -77,7 +82,7 @@ class Job(NamedTuple):
 
 
 # The only findings that can be passed over: a result that some engine misreads may be meant for another.
-_POLICY = frozenset({"plan.config"})
+_POLICY = frozenset({"plan.config", "dequantize.transform"})
 _NOT_FINITE = frozenset({"data.nan", "data.inf", "data.overflow"})
 
 
@@ -92,16 +97,15 @@ def plan_dequantize(
     stated, weights = declarations(checkpoint), quantized(checkpoint)
     chosen, unmatched = choose(weights, wanted)
     jobs, faults = _jobs(checkpoint, chosen, stated, wanted)
-    refused = [*unmatched, *_nothing(checkpoint, weights, stated, wanted), *faults]
-    if refused:
-        raise UserError(refused)
+    refused = [*unmatched, *_nothing(checkpoint, weights, stated, wanted), *faults, *_transforms(stated, jobs, wanted)]
+    warnings = passed_over(refused, allow, lambda id: id not in _POLICY)
     became = _became(checkpoint, weights, jobs, wanted)
-    config = narrowed(checkpoint.config, stated, became)
-    warnings = passed_over(config.findings, allow, lambda id: id not in _POLICY)
+    config = narrowed(checkpoint.config, stated, became, _dtype_of_most(checkpoint, jobs, wanted))
+    warnings += passed_over(config.findings, allow, lambda id: id not in _POLICY)
     dropped = dict(_dropped(checkpoint, jobs, everything=not (became.kept or became.recast)))
     steps = dict(_steps(checkpoint, weights, jobs, dropped, wanted))
     shards, notes = pack(checkpoint, steps, None)
-    texts, stale = _with_index(checkpoint, shards, config.texts, config.stale)
+    texts, stale = with_index(checkpoint, shards, config.texts, config.stale)
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     gone = tuple(LeftOut(name, reason) for name, reason in dropped.items())
     plan = Plan("dequantize", shards, kept, left_out, gone, settings=_settings(wanted, allow))
@@ -162,6 +166,18 @@ def _nothing(
     yield Finding("dequantize.nothing", f"{checkpoint.source.uri} has {what}", hint=hint)
 
 
+def _transforms(stated: Sequence[Declaration], jobs: Sequence[Job], wanted: Wanted) -> Iterator[Finding]:
+    """``dequantize.transform``: weights were turned, and engines turn their inputs by what the declaration says."""
+    for item in stated if jobs and wanted.dtype != FP8 else ():
+        transforms = item.table.get("transform_config")
+        groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+        if groups:
+            message = f"{item.file}: transform_config says that inputs or outputs of weights are transformed"
+            message += f" ({', '.join(map(str, groups))}): without it, the weights alone are another model"
+            hint = "dequantize a checkpoint without transforms"
+            yield Finding("dequantize.transform", message, file=item.file, hint=hint)
+
+
 # --- how they are stored -----------------------------------------------------------------------------------
 
 
@@ -171,7 +187,7 @@ def _jobs(
     """A job for each weight that can be converted, a finding for each that cannot. Weights that are alike are read once."""
     known: dict[object, Form] = {}
     jobs: list[Job] = []
-    found: list[Finding] = []
+    found: dict[str, list[Finding]] = {}
     packing_for = packing_of(stated)
     for weight, rule in chosen:
         packing = packing_for(weight.module)
@@ -185,8 +201,21 @@ def _jobs(
                 known[key] = form
             jobs.append(Job(weight, packing, known[key], rule))
         except UserError as error:
-            found.extend(error.findings)
-    return jobs, found
+            found.setdefault(weight.module, []).extend(error.findings)
+    others = _all_but(found) if jobs else None
+    return jobs, [_with_others(finding, others) for findings in found.values() for finding in findings]
+
+
+def _all_but(modules: Collection[str]) -> str | None:
+    """The option that leaves modules out, if they are few."""
+    pattern = rf"re:(?!(?:{'|'.join(map(re.escape, modules))})\.)"
+    return f"--only {quote(pattern)}" if len(modules) <= _FEW else None
+
+
+def _with_others(finding: Finding, others: str | None) -> Finding:
+    if ONLY_OTHERS not in (finding.hint or ""):
+        return finding
+    return replace(finding, hint=others and str(finding.hint).replace(ONLY_OTHERS, others))
 
 
 def _columns(checkpoint: Checkpoint, weight: Weight, packing: Packing) -> int:
@@ -224,7 +253,7 @@ def _with_option(finding: Finding, weight: Weight) -> Finding:
     if finding.id == "names.weight-without-scale" and weight.ref.dtype.startswith("F8"):
         return replace(finding, hint="--missing-scale one takes the numbers as they are")
     if finding.hint is None and finding.id == "decode.format":
-        return replace(finding, hint="--only PATTERN dequantizes others, and leaves this one as it is")
+        return replace(finding, hint=f"{ONLY_OTHERS} dequantizes all others")
     return finding
 
 
@@ -298,10 +327,7 @@ def _dropped(checkpoint: Checkpoint, jobs: Iterable[Job], everything: bool) -> I
     for job in jobs:
         for part, ref in job.weight.parts.items():
             if part not in job.form.roles:
-                yield (
-                    ref.name,
-                    _OF_INPUTS if OF_ACTIVATIONS.fullmatch(part) else f"said how to read {job.weight.ref.name}",
-                )
+                yield ref.name, _OF_INPUTS if OF_ACTIVATIONS.fullmatch(part) else _HOW_TO_READ
     for name in checkpoint.tensors if everything else ():
         if OF_ACTIVATIONS.fullmatch(split_name(name)[1]):
             yield name, _OF_INPUTS
@@ -320,16 +346,16 @@ def _became(checkpoint: Checkpoint, weights: Iterable[Weight], jobs: Iterable[Jo
     return Became(dense, kept, now_fp8, others, fp4_experts)
 
 
+def _dtype_of_most(checkpoint: Checkpoint, jobs: Sequence[Job], wanted: Wanted) -> str | None:
+    """``wanted.dtype`` as safetensors has it, if most numbers of dense matrices have it in the result."""
+    if wanted.dtype == FP8 or not jobs:
+        return None
+    sizes = Counter({DTYPES[wanted.dtype]: sum(math.prod(job.form.shape) for job in jobs)})
+    for ref in filter(_is_dense_matrix, checkpoint.tensors.values()):
+        sizes[ref.dtype] += math.prod(ref.shape)
+    [(most, _)] = sizes.most_common(1)
+    return most if most == DTYPES[wanted.dtype] else None
+
+
 def _is_dense_matrix(ref: Ref) -> bool:
     return ref.dtype in FLOATS and len(ref.shape) >= 2 and ref.name.endswith(".weight")
-
-
-def _with_index(
-    checkpoint: Checkpoint, shards: Sequence[Shard], texts: Mapping[str, str], stale: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """``texts`` with an index where there are several shards, or ``stale`` with the one that is no longer needed."""
-    index = checkpoint.index
-    if len(shards) > 1 or (index and shards[0].name == shards[0].source):
-        text = index_text(shards, index.metadata if index else {})
-        return {**texts, (index.file if index else INDEX): text}, dict(stale)
-    return dict(texts), {**stale, index.file: "the result is one file"} if index else dict(stale)

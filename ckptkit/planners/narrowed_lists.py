@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..consumers import LINEAR_CLASS
+from ..declarations import LISTS
 from ..errors import UserError
 from ..names import uniform
 from ..patterns import REGEX, pattern
@@ -18,14 +19,12 @@ from ..patterns import REGEX, pattern
 Names = Mapping[str, str]
 Entries = Callable[[str], list[str]]
 
-_LISTS = ("ignore", "ignored_layers", "exclude_modules", "modules_to_not_convert")
-
 
 def restated(table: Mapping[str, Any], modules: Names) -> dict[str, Any]:
     """``table`` with its lists true of ``modules``, which maps the old name of every module that is there to the new one."""
     entries = _entries_of(modules)
     made = dict(table)
-    for key in _LISTS:
+    for key in LISTS:
         if isinstance(listed := table.get(key), list):
             made[key] = _each(listed, entries)
     if isinstance(groups := table.get("config_groups"), Mapping):

@@ -7,9 +7,9 @@ added to them are whole names.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,11 +23,13 @@ from ..names import to_template
 from ..patterns import REGEX
 from ..schemes import Scheme, resolve
 from ..stored import declared_quantization
+from .documents import json_text, put
 from .generalise import by_template, patterns
 from .quant_config import Modules, build, disagreements, group_names
 
 Table = Mapping[str, Any]
 
+_TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 EXPERT_DTYPE = "expert_dtype"  # DeepSeek-V4's word for the format of its routed experts
 _WHOLE = "dequantize all of it: without --only and --experts, to a dense dtype"
 _ALL_PARTS = "dequantize all parts of a fused layer, or none"
@@ -63,49 +65,30 @@ class Narrowed(NamedTuple):
     findings: list[Finding]
 
 
-def narrowed(config: Table | None, found: Sequence[Declaration], became: Became) -> Narrowed:
-    """``config`` and the files that declare quantization, as they are true of the result."""
+def narrowed(config: Table | None, found: Sequence[Declaration], became: Became, dtype: str | None = None) -> Narrowed:
+    """``config`` and the files that declare quantization, as they are true of the result; ``dtype`` is most weights'."""
     made = Narrowed({}, {}, [])
     left = bool(became.kept or became.recast)
-    documents = {declaration.file: _copy(declaration.document) for declaration in found}
+    documents = {declaration.file: deepcopy(dict(declaration.document)) for declaration in found}
     if config is not None:
-        documents.setdefault(CONFIG, _copy(config))
+        documents.setdefault(CONFIG, deepcopy(dict(config)))
     for declaration in found:
         if left:
             table, findings = _narrow(declaration, became)
-            _put(documents[declaration.file], declaration.path, table)
+            put(documents[declaration.file], declaration.path, table)
             made.findings.extend(findings)
         elif declaration.file == CONFIG:
-            _put(documents[CONFIG], declaration.path, None)
+            put(documents[CONFIG], declaration.path, None)
         else:
             made.stale[declaration.file] = _STALE
     if config is not None:
         made.findings.extend(_restate_experts(documents[CONFIG], found, became))
+        _restate_dtype(documents[CONFIG], dtype)
     originals = {CONFIG: config, **{declaration.file: declaration.document for declaration in found}}
     for file, document in documents.items():
         if file not in made.stale and document != originals[file]:
-            made.texts[file] = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            made.texts[file] = json_text(document)
     return made
-
-
-def _copy(document: Table) -> dict[str, Any]:
-    copied: dict[str, Any] = json.loads(json.dumps(document))
-    return copied
-
-
-def _put(document: dict[str, Any], path: tuple[str, ...], value: Table | None) -> None:
-    """Set the table at ``path``, () being the document, or remove it for None."""
-    if not path:
-        document.clear()
-        document.update(value or {})
-        return
-    *parents, last = path
-    for key in parents:
-        document = document[key]
-    if value is None:
-        del document[last]
-    else:
-        document[last] = value
 
 
 def _narrow(declaration: Declaration, became: Became) -> tuple[Table, list[Finding]]:
@@ -256,7 +239,21 @@ _NARROW: Mapping[str, Callable[[Declaration, Became], tuple[Table, list[Finding]
 }
 
 
-# --- DeepSeek-V4's experts ---------------------------------------------------------------------------------
+# --- what is said of dense weights, and of DeepSeek-V4's experts ---------------------------------------------------------------------------------
+
+
+def _restate_dtype(config: dict[str, Any], dtype: str | None) -> None:
+    """State this dtype of weights wherever one is stated, if none of them is it."""
+    stated = {
+        (*path, key): holder[key]
+        for path, holder in text_configs(config)
+        for key in ("dtype", "torch_dtype")
+        if str(holder.get(key)).removeprefix("torch.") in _TORCH_NAMES.values()
+    }
+    name = _TORCH_NAMES.get(dtype or "")
+    if name and name not in {value.removeprefix("torch.") for value in stated.values()}:
+        for place, value in stated.items():
+            put(config, place, f"torch.{name}" if value.startswith("torch.") else name)
 
 
 def _restate_experts(config: dict[str, Any], found: Sequence[Declaration], became: Became) -> Iterator[Finding]:

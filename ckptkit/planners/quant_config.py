@@ -12,7 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, NamedTuple
 
-from ..consumers import LINEAR_CLASS, Declared, by_compressed_tensors, by_vllm, declared, matches
+from ..consumers import (
+    LINEAR_CLASS,
+    TORCH_CLASSES,
+    Declared,
+    by_compressed_tensors,
+    by_vllm,
+    declared,
+    matches,
+    vllm_class,
+)
 from ..errors import Finding
 from ..families import Kind, fused_set
 from ..names import template_of, uniform
@@ -20,9 +29,6 @@ from ..schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
 from .generalise import by_template, patterns
 
 FOREIGN_PREFIX = "language_model."
-# The classes vLLM gives these modules: a head's and an embedding's name no Linear, so a class target passes them by.
-VLLM_CLASSES = {Kind.HEAD: "ParallelLMHead", Kind.EMBEDDING: "VocabParallelEmbedding"}
-TORCH_CLASSES = {Kind.EMBEDDING: "Embedding", Kind.POSITION: "Embedding", Kind.NORM: "RMSNorm", Kind.CONV: "Conv1d"}
 
 
 class Modules(NamedTuple):
@@ -152,10 +158,9 @@ class _Reading(NamedTuple):
 
 def _readings(config: Declared, module: str, kind: Kind) -> Iterator[_Reading]:
     torch_class = TORCH_CLASSES.get(kind, LINEAR_CLASS)
-    vllm_class = VLLM_CLASSES.get(kind, "LinearBase" if torch_class == LINEAR_CLASS else torch_class)
     for name in _spellings(module):
         yield _Reading("compressed-tensors", name, by_compressed_tensors(config, name, torch_class))
-        yield _Reading("vLLM", name, by_vllm(config, name, vllm_class))
+        yield _Reading("vLLM", name, by_vllm(config, name, vllm_class(kind, torch_class)))
 
 
 def _spellings(name: str) -> Iterable[str]:

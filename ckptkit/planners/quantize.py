@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, INDEX, Checkpoint
+from ..checkpoint import CONFIG, Checkpoint
 from ..declarations import DECLARATIONS
 from ..errors import Finding
 from ..families import fused_set, shares_global_scale
@@ -20,9 +20,10 @@ from ..recipe import Group, Recipe
 from . import existing, reach, refusals
 from .allowing import passed_over
 from .config_json import config_text
+from .documents import no_config
 from .experts import Slice, bias_steps, cut
 from .selection import Choice, select, tied_head
-from .sidecars import index_text, sidecars
+from .sidecars import sidecars, with_index
 
 
 class Quantized(NamedTuple):
@@ -61,8 +62,7 @@ _FIRM = frozenset(
 def _source_problems(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from checkpoint.warnings
     if checkpoint.config is None:
-        message = f"{checkpoint.source.uri} has no {CONFIG}: what is quantized could not be declared anywhere"
-        yield Finding("config.missing", message, file=CONFIG, hint="give the folder that holds config.json")
+        yield no_config(checkpoint, "what is quantized")
 
 
 def _refusals(
@@ -200,13 +200,9 @@ def _shard(checkpoint: Checkpoint, name: str, work: Work) -> Shard:
 def _plan(
     checkpoint: Checkpoint, recipe: Recipe, shards: tuple[Shard, ...], config: str, include: Iterable[str]
 ) -> Plan:
-    texts = {CONFIG: config}
-    if checkpoint.index is not None or len(shards) > 1:
-        file = checkpoint.index.file if checkpoint.index else INDEX
-        texts[file] = index_text(shards, checkpoint.index.metadata if checkpoint.index else {})
-    stale: dict[str, str] = {}
-    if recipe.existing == "replace":
-        stale = dict.fromkeys(DECLARATIONS, "declares a quantization that the result does not have")
+    replaced = DECLARATIONS if recipe.existing == "replace" else ()
+    untrue = dict.fromkeys(replaced, "declares a quantization that the result does not have")
+    texts, stale = with_index(checkpoint, shards, {CONFIG: config}, untrue)
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     settings = {"recipe": recipe.as_dict(), "nonfinite": recipe.nonfinite}
     return Plan("quantize", shards, kept, left_out, settings=settings)

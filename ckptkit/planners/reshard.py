@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, INDEX, Checkpoint
+from ..checkpoint import CONFIG, Checkpoint
 from ..consumers import LINEAR_CLASS, by_compressed_tensors, matches
 from ..declarations import DECLARATIONS
 from ..errors import Finding, fail
@@ -20,9 +19,11 @@ from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
 from ..renaming import Rename, Renamed, rename
 from ..stored import COMPANIONS, WEIGHTS, declared_quantization, split_name
 from .allowing import passed_over
+from .documents import json_text
 from .existing import quantized_modules
 from .packing import pack
-from .sidecars import index_text, sidecars
+from .sidecars import sidecars, with_index
+from .stored_weights import ALTERNATIVES
 
 _DTYPES = {
     "BF16": ("bf16", "bfloat16"), "F16": ("f16", "fp16", "float16"), "F32": ("f32", "fp32", "float32"),
@@ -86,7 +87,7 @@ def plan_reshard(
     rules = {rule.pattern: rule for rule in reversed(changes.casts)}
     casts = {name: rules[first] for name, first in cast.items()}
     found = [
-        *unused_drops, *misnamed, *unused_casts, *_nothing_left(kept), *_halves(parts, dropped),
+        *unused_drops, *misnamed, *unused_casts, *_nothing_left(kept), *_halves(checkpoint, parts, dropped),
         *_cast_quantized(casts, kept, inside), *_renamed_quantized(checkpoint, renamed, parts),
     ]  # fmt: skip
     warnings = passed_over(found, allow, _FIRM.__contains__)
@@ -138,15 +139,40 @@ def _nothing_left(kept: Collection[str]) -> Iterator[Finding]:
         yield Finding("plan.empty", "every tensor would be dropped", hint="let --drop match fewer tensors")
 
 
-def _halves(parts: Mapping[str, Sequence[str]], dropped: Collection[str]) -> Iterator[Finding]:
+def _halves(checkpoint: Checkpoint, parts: Mapping[str, Sequence[str]], dropped: Collection[str]) -> Iterator[Finding]:
     """``plan.drop-partial``: modules of which a part that is dropped makes the rest unreadable."""
-    halves = [module for module, names in parts.items() if 0 < sum(name in dropped for name in names) < len(names)]
+    needed = {
+        module: _needed([checkpoint.tensors[name] for name in names], dropped)
+        for module, names in parts.items()
+        if any(name in dropped for name in names)
+    }
+    halves = [module for module, names in needed.items() if 0 < sum(name in dropped for name in names) < len(names)]
     if halves:
-        gone = next(name for name in parts[halves[0]] if name in dropped)
-        left = next(name for name in parts[halves[0]] if name not in dropped)
+        gone = next(name for name in needed[halves[0]] if name in dropped)
+        left = next(name for name in needed[halves[0]] if name not in dropped)
         message = f"{_counted(halves, 'quantized module')} would lose a part ({gone}) and keep another ({left})"
         hint = f"--drop '{halves[0]}.*' drops all of it"
         yield Finding("plan.drop-partial", message, tensor=gone, hint=hint, data={"modules": halves})
+
+
+def _needed(refs: Sequence[Ref], dropped: Collection[str]) -> list[str]:
+    """The tensors of a module without which its codes cannot be read.
+
+    A dense weight beside them is not one, nor a part that another says too. Of a module without codes none is.
+    """
+    parts = {split_name(ref.name)[1]: ref for ref in refs}
+    codes = [ref for part, ref in parts.items() if part in WEIGHTS and not (part == "weight" and _is_dense(ref))]
+    return [ref.name for part, ref in parts.items() if not _is_spare(part, parts, dropped)] if codes else []
+
+
+def _is_spare(part: str, parts: Mapping[str, Ref], dropped: Collection[str]) -> bool:
+    others = [other for names in ALTERNATIVES if part in names for other in names if other != part]
+    stays = any(other in parts and parts[other].name not in dropped for other in others)
+    return stays or (part == "weight" and _is_dense(parts[part]))
+
+
+def _is_dense(ref: Ref) -> bool:
+    return ref.dtype in FLOATS
 
 
 def _cast_quantized(casts: Mapping[str, Cast], kept: Mapping[str, Ref], inside: Collection[str]) -> Iterator[Finding]:
@@ -218,7 +244,7 @@ def _config(checkpoint: Checkpoint, steps: Mapping[str, Step], inside: Collectio
             made[step.inputs[0].dtype].add(step.outputs[0].dtype)
     moved = {_torch_name(old): _torch_name(min(new)) for old, new in made.items() if len(new) == 1 and old not in new}
     config = _restated(checkpoint.config, moved)
-    return None if config == checkpoint.config else json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return None if config == checkpoint.config else json_text(config)
 
 
 def _torch_name(dtype: str) -> str:
@@ -241,13 +267,7 @@ def _plan(
     checkpoint: Checkpoint, changes: Changes, shards: tuple[Shard, ...], config: str | None,
     dropped: Mapping[str, str], include: Iterable[str], allow: Collection[str],
 ) -> Plan:  # fmt: skip
-    index = checkpoint.index
-    texts = {} if config is None else {CONFIG: config}
-    stale: dict[str, str] = {}
-    if len(shards) > 1 or (index and shards[0].name == shards[0].source):
-        texts[index.file if index else INDEX] = index_text(shards, index.metadata if index else {})
-    elif index:
-        stale[index.file] = "the result is one file"
+    texts, stale = with_index(checkpoint, shards, {} if config is None else {CONFIG: config}, {})
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     settings = {
         "rename": [rule.text for rule in changes.renames],

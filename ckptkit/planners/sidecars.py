@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ..checkpoint import INDEX_SUFFIX, Checkpoint
+from ..checkpoint import INDEX, INDEX_SUFFIX, Checkpoint
 from ..names import Matcher
 from ..plan import LeftOut, Shard, Sidecar
 
@@ -66,6 +66,17 @@ def _reason(name: str, stray: Collection[str]) -> str | None:
     if name.endswith(OTHER_WEIGHTS):
         return "other weights"
     return "index of other weights" if name.endswith(OTHER_INDEXES) else None
+
+
+def with_index(
+    checkpoint: Checkpoint, shards: Sequence[Shard], texts: Mapping[str, str], stale: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """``texts`` with an index where there are several shards, or ``stale`` with the one that is no longer needed."""
+    index = checkpoint.index
+    if len(shards) > 1 or (index and shards[0].name == shards[0].source):
+        text = index_text(shards, index.metadata if index else {})
+        return {**texts, (index.file if index else INDEX): text}, dict(stale)
+    return dict(texts), {**stale, index.file: "the result is one file"} if index else dict(stale)
 
 
 def index_text(shards: Iterable[Shard], metadata: Mapping[str, Any]) -> str:

@@ -17,7 +17,8 @@ from ..errors import fail
 from ..families import Kind, classifier, experts_of
 from ..header import FLOATS
 from ..plan import Ref
-from ..stored import COMPANIONS, WEIGHTS, split_name
+from ..stored import COMPANIONS, SCALES, WEIGHTS, split_name
+from .contradictions import check_declared
 
 # Parts that say nothing of a weight, but how activations and the attention's cache are quantized.
 OF_ACTIVATIONS = re.compile(
@@ -26,6 +27,15 @@ OF_ACTIVATIONS = re.compile(
 # Parts of a module that mean nothing without its weight; a "scale" may be a parameter of anything.
 _SURE = frozenset(part for part in COMPANIONS if not OF_ACTIVATIONS.fullmatch(part)) - {"scale", "scales", "g_idx"}
 _EXPONENTS = frozenset({"F8_E8M0", "U8"})
+# What a hint calls the option that means all weights but those that cannot be read.
+ONLY_OTHERS = "--only PATTERN"
+# Parts that say the same thing under the names of several formats.
+ALTERNATIVES = (
+    SCALES,
+    ("weight_global_scale", "weight_scale_2"),
+    ("weight_zero_point", "qzeros"),
+    ("weight_g_idx", "g_idx"),
+)
 _LIKE_A_SCALE = re.compile(r".*(?:scale|amax).*", re.IGNORECASE)
 
 
@@ -115,6 +125,9 @@ def read(weight: Weight, packing: Packing, columns: int = 0, unscaled: bool = Fa
     if weight.last is None:
         raise _orphan(weight)
     _check_parts(weight, weight.last)
+    if packing.unknown and weight.last == "qweight":
+        message = f"{weight.ref.name} cannot be decoded: config.json declares {packing.unknown}"
+        raise fail("decode.format", message, **_of(weight.ref))
     found = encoded(weight.last, weight.parts, packing.bits, packing.block, columns, packing.gptq, unscaled)
     ref = weight.ref
     if found.inferred:
@@ -125,6 +138,7 @@ def read(weight: Weight, packing: Packing, columns: int = 0, unscaled: bool = Fa
     if not packing.symmetric and weight.last == "weight_packed" and found.zero is None:
         message = f"{ref.name} is declared asymmetric, and has no weight_zero_point"
         raise fail("names.weight-without-scale", message, **_of(ref), hint="take it from the source of the checkpoint")
+    check_declared(found, packing)
     return found
 
 
@@ -137,11 +151,17 @@ def _check_parts(weight: Weight, last: str) -> None:
     if weight.others:
         other = weight.others[0]
         message = f"{other.name} looks like a scale of {ref.name}, under a name that no format has"
-        raise fail("names.unknown-scale", message, **_of(other), hint="--only PATTERN leaves its weight as it is")
+        raise fail("names.unknown-scale", message, **_of(other), hint=f"{ONLY_OTHERS} leaves its weight as it is")
     if last != "weight" and "weight" in weight.parts:
         message = f"{ref.name} and {weight.parts['weight'].name} are both there: which one is the weight?"
         hint = f"ckptkit reshard SRC OUT --drop {weight.parts['weight'].name}"
         raise fail("dequantize.collision", message, **_of(ref), hint=hint)
+    for names in ALTERNATIVES:
+        beside = [weight.parts[name] for name in names if name in weight.parts]
+        if len(beside) > 1:
+            message = f"{beside[0].name} and {beside[1].name} are both there: which one is meant of {ref.name}?"
+            hint = f"ckptkit reshard SRC OUT --drop {beside[1].name}"
+            raise fail("dequantize.collision", message, **_of(beside[1]), hint=hint)
 
 
 def _orphan(weight: Weight) -> Exception:

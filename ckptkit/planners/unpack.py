@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import layout_config
-from ..checkpoint import CONFIG, INDEX, Checkpoint
+from ..checkpoint import CONFIG, Checkpoint
 from ..errors import Finding, UserError
 from ..families import LINEAR_LIKE, Kind, classifier
+from ..families.experts import MERGED, STACKED, STACKED_DENSE, is_of
 from ..layout_config import Change, facts_of
 from ..names import to_template
 from ..plan import Plan, Ref, Shard, Step, copy_step
 from ..schemes import resolve
 from ..stored import split_name
+from .documents import json_text, no_config
 from .existing import quantized_modules
-from .layouts.experts import join, split
+from .layouts.experts import join, miscounted, split
 from .layouts.fp4 import to_alone, to_codes, to_packed, to_together
 from .layouts.rearranged import Rearranged
 from .packing import as_whole
 from .quant_config import Modules, build
-from .sidecars import index_text, sidecars
+from .sidecars import sidecars, with_index
 
 _WAYS = {
     "codes": to_codes,
@@ -35,6 +36,8 @@ _WAYS = {
 }
 LAYOUTS = tuple(_WAYS)
 _WANTED = {"codes": "FP4 weights", "packed": "codes", "per-expert": "stacked experts", "fused": "experts one by one"}
+# The models whose experts engines find in a layout.
+_LOADED = {"per-expert": MERGED, "fused": (*MERGED, *STACKED, *STACKED_DENSE)}
 # What gpt-oss' own checkpoints declare.
 _GPT_OSS = {
     "quant_method": "mxfp4",
@@ -61,10 +64,8 @@ def plan_unpack(checkpoint: Checkpoint, layout: str, include: Iterable[str] = ()
     ``config.missing``.
     """
     if checkpoint.config is None:
-        message = f"{checkpoint.source.uri} has no {CONFIG}: the layout could not be declared anywhere"
-        raise UserError(
-            [Finding("config.missing", message, file=CONFIG, hint="give the folder that holds config.json")]
-        )
+        raise UserError(no_config(checkpoint, "the layout"))
+    _check(checkpoint, layout)
     base = layout_config.original(checkpoint.config)
     facts = facts_of(str(base.get("model_type")), layout_config.noted(checkpoint.config))
     made = _WAYS[layout](checkpoint, layout, facts)
@@ -73,13 +74,24 @@ def plan_unpack(checkpoint: Checkpoint, layout: str, include: Iterable[str] = ()
         raise UserError(problems)
     shards = as_whole(checkpoint, list(_shards(checkpoint, made.steps)))
     config, warnings = layout_config.changed(checkpoint.config, _change(checkpoint, layout, made, base))
-    texts = {CONFIG: json.dumps(config, indent=2, ensure_ascii=False) + "\n"}
-    if checkpoint.index is not None or len(shards) > 1:
-        file = checkpoint.index.file if checkpoint.index else INDEX
-        texts[file] = index_text(shards, checkpoint.index.metadata if checkpoint.index else {})
-    kept, left_out = sidecars(checkpoint, texts, {}, include)
+    texts, stale = with_index(checkpoint, shards, {CONFIG: json_text(config)}, {})
+    kept, left_out = sidecars(checkpoint, texts, stale, include)
     plan = Plan("unpack", shards, kept, left_out, settings={"layout": layout})
     return Unpacked(plan, (*checkpoint.warnings, *warnings))
+
+
+def _check(checkpoint: Checkpoint, layout: str) -> None:
+    """Raises UserError where the config cannot be believed: ``config.layout``, ``names.incomplete-experts``."""
+    config = checkpoint.config or {}
+    problems: list[Finding] = []
+    wrong = layout_config.fault(config)
+    if wrong:
+        hint = "take config.json from the result of the unpack that wrote it"
+        problems.append(Finding("config.layout", f"{CONFIG}: {wrong}", file=CONFIG, hint=hint))
+    if layout in {"per-expert", "fused", "gpt-oss"}:
+        problems += miscounted(checkpoint)
+    if problems:
+        raise UserError(problems)
 
 
 def _nothing(checkpoint: Checkpoint, layout: str) -> Finding:
@@ -111,15 +123,24 @@ def _change(checkpoint: Checkpoint, layout: str, made: Rearranged, base: Mapping
     declared: Mapping[str, Any] | None = None
     match layout:
         case "per-expert" | "fused":
-            loadable = True
+            loadable = is_of(base, *_LOADED[layout])
         case "gpt-oss" if base.get("model_type") == "gpt_oss" and not others:
             declared, loadable = _GPT_OSS, True
-        case "mxfp4-ct" if base.get("model_type") != "gpt_oss" and not others:
+        case "mxfp4-ct" if not is_of(base, *STACKED) and not others:
             declared, loadable = _compressed_tensors(checkpoint, made), True
         case _:
             loadable = False
     back = "packed" if layout == "codes" else made.origin.partition(" ")[0]
+    if _is_strange_otherwise(checkpoint.config or {}, layout):
+        declared, loadable = None, False
     return Change(made.origin, made.made, back, made.facts._asdict(), declared, loadable)
+
+
+def _is_strange_otherwise(config: Mapping[str, Any], layout: str) -> bool:
+    """Whether no engine reads the checkpoint for what ``layout`` does not change: FP4 or experts of floats."""
+    experts = layout_config.EXPERTS
+    is_strange = config.get("model_type") == layout_config.NO_MODEL
+    return is_strange and (layout_config.noted(config).get("to") in experts) != (layout in experts)
 
 
 def _compressed_tensors(checkpoint: Checkpoint, made: Rearranged) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def _header(report: Report) -> str:
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str | None]]:
-    yield "command", f"ckptkit {report.command} --level {report.level}"
+    yield "command", f"ckptkit {report.command}"
+    yield "level", report.level
     yield "sample", report.sample
     yield "compared with", report.against.uri if report.against else None
     yield "revision", report.target.revision
@@ -121,7 +122,8 @@ def _problem(problem: Problem) -> str:
 
 
 def _figures(report: Report) -> Iterator[str]:
-    found = figures(report)
+    """Nothing for a run that is about no checkpoint's tensors."""
+    found = figures(report) if report.stats or report.numeric else []
     yield from (_drawn(figure) for figure in found if figure.drawings)
     reasons: dict[str, list[str]] = {}
     for figure in found:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands.test_dequantize import EXPERTS, OTHERS, PROJECTION, WORDS, deepseek, module_of, write
+from commands.test_dequantize import EXPERTS, OTHERS, PROJECTION, WORDS, deepseek, side_by_side, write
 from commands.test_unpack import INTER, gpt_oss
 from decode.samples import sample_of
 from make import checkpoint
@@ -56,14 +56,7 @@ def flip_each(folder: Path, names: Sequence[str], width: int) -> None:
 
 
 def of_compressed_tensors(folder: Path) -> tuple[Path, list[str]]:
-    groups = {}
-    for number, name in enumerate(OTHERS):
-        known = sample_of(name).known
-        block = list(known["block"]) if "block" in known else None
-        weights = {"num_bits": known.get("bits", 8), "block_structure": block, "symmetric": "asym" not in name}
-        groups[name] = {"targets": [module_of(number, name)], "weights": weights}
-    declared = {"quant_method": "compressed-tensors", "config_groups": groups}
-    return write(folder, OTHERS, {"quantization_config": declared}), OTHERS
+    return side_by_side(folder), OTHERS
 
 
 def of_gptq(folder: Path, version: str) -> tuple[Path, list[str]]:

@@ -13,7 +13,7 @@ from quantized_parts import found_in, subject_of
 
 from ckptkit.checks import Subject, settings
 from ckptkit.errors import Finding
-from ckptkit.planners.layouts.config import Change, changed
+from ckptkit.layout_config import Change, Facts, changed
 
 QUANTIZED = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {}}}
 
@@ -74,7 +74,7 @@ def test_what_a_conversion_may_change(changes: dict[str, Any]) -> None:
 
 def test_another_layout_is_the_same_model() -> None:
     source = llama_config(auto_map={"AutoConfig": "a.B"})
-    made, _ = changed(source, Change("fused", "codes", "fused", {}, None, loadable=False))
+    made, _ = changed(source, Change("fused", "codes", "fused", Facts()._asdict(), None, loadable=False))
     assert made["model_type"] != source["model_type"]
     assert differences(source, made) == []
     assert [finding.data["key"] for finding in differences(source, made | {"rope_theta": 5.0})] == ["rope_theta"]

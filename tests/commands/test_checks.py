@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ckptkit.checks import pages
 from ckptkit.cli import main
+from ckptkit.commands.checks import all_pages
 from ckptkit.errors import OK, USAGE
 
 ROOT = Path(__file__).parents[2]
-PAGES = pages()
+PAGES = all_pages()
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = OK) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,19 @@ from decode.memory import Stored
 from decode.samples import FORMATS, sample_of, values_of
 from make import checkpoint
 from safetensors.torch import load_file
+from told import Told, teller
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, SOURCE, USAGE
 from ckptkit.header import Spec, lay_out
 
 Tensors = dict[str, torch.Tensor]
-Told = Callable[..., dict[str, Any]]
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The document that ``dequantize`` prints under --json, its exit code being as expected."""
-
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        got = main(["dequantize", *map(str, arguments), "--json", "--no-progress"])
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        document: dict[str, Any] = json.loads(out)
-        return document
-
-    return call
+    return teller(capsys, "dequantize")
 
 
 def ids(document: Mapping[str, Any]) -> list[str]:
@@ -101,7 +92,8 @@ def assert_values(folder: Path, names: Iterable[str]) -> None:
     assert not found
 
 
-def test_formats_side_by_side(tmp_path: Path, told: Told) -> None:
+def side_by_side(folder: Path) -> Path:
+    """A checkpoint of all formats but GPTQ's and AWQ's, each declared as a group of its own."""
     groups = {}
     for number, name in enumerate(OTHERS):
         known = sample_of(name).known
@@ -109,8 +101,11 @@ def test_formats_side_by_side(tmp_path: Path, told: Told) -> None:
         weights = {"num_bits": known.get("bits", 8), "block_structure": block, "symmetric": "asym" not in name}
         groups[name] = {"targets": [module_of(number, name)], "weights": weights}
     declared = {"quant_method": "compressed-tensors", "config_groups": groups}
-    src = write(tmp_path / "src", OTHERS, {"quantization_config": declared})
-    told(src, tmp_path / "out", "--dtype", "fp32", "--no-verify")
+    return write(folder, OTHERS, {"quantization_config": declared})
+
+
+def test_formats_side_by_side(tmp_path: Path, told: Told) -> None:
+    told(side_by_side(tmp_path / "src"), tmp_path / "out", "--dtype", "fp32", "--no-verify")
     assert_values(tmp_path / "out", OTHERS)
     assert config_of(tmp_path / "out") == {}
 
@@ -142,6 +137,20 @@ def test_zero_points_that_nothing_explains_are_refused(tmp_path: Path, told: Tol
     src = write(tmp_path / "src", [name], {"quantization_config": declared})
     document = told(src, tmp_path / "out", code=USAGE)
     assert {finding["id"] for finding in document["findings"]} == {"decode.format"}
+
+
+def test_a_group_that_there_is_not_is_named(tmp_path: Path, told: Told) -> None:
+    declared = {"quant_method": "gptq", "bits": 4}
+    src = write(tmp_path / "src", ["GPTQ, g_idx"], {"quantization_config": declared})
+    order, file = sample_of("GPTQ, g_idx").tensors["g_idx"].data, src / "model.safetensors"
+    data = file.read_bytes()
+    assert data.count(order) == 1
+    file.write_bytes(data.replace(order, order[:-4] + struct.pack("<i", 3)))
+    [finding] = told(src, tmp_path / "out", code=SOURCE)["findings"]
+    assert (finding["id"], finding["file"], finding["tensor"]) == (
+        "data.group-order", "model.safetensors", "layers.0.w.g_idx",
+    )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_awq(tmp_path: Path, told: Told) -> None:

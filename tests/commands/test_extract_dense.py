@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from told import Told, teller
 
-from ckptkit.cli import main
 from ckptkit.errors import OK, SOURCE, USAGE
 
 Tensors = dict[str, torch.Tensor]
-Told = Callable[..., dict[str, Any]]
 
 H, INTER, HEADS, KV, DIM, TAPS, V, R = 64, 96, 4, 2, 16, [1, 3, 5], 80, 8
 QWEN3 = {
@@ -83,14 +81,7 @@ def same(one: Tensors, other: Tensors) -> bool:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        got = main(["extract-dspark", *map(str, arguments), "--json", "--no-progress"])
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        document: dict[str, Any] = json.loads(out)
-        return document
-
-    return call
+    return teller(capsys, "extract-dspark")
 
 
 def ids(document: dict[str, Any]) -> set[str]:

@@ -15,6 +15,7 @@ from dsv4 import Dims, Made, make
 from headers import materialize
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from told import Told, teller
 
 from ckptkit.cli import main
 from ckptkit.drafts.loaders import TABLES, Loaded, draft_of, load, loader
@@ -23,22 +24,12 @@ from ckptkit.errors import OK, SOURCE, USAGE
 from ckptkit.source import Source
 
 Tensors = dict[str, torch.Tensor]
-Told = Callable[..., dict[str, Any]]
 SMALL = Dims(hidden=128, experts=3, draft_experts=2, layers=3, vocab=96, rank=32)
 
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The document that ``extract-dspark`` prints under --json, its exit code being as expected."""
-
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        got = main(["extract-dspark", *map(str, arguments), "--json", "--no-progress"])
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        document: dict[str, Any] = json.loads(out)
-        return document
-
-    return call
+    return teller(capsys, "extract-dspark")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,12 +12,11 @@ import dsv4
 import pytest
 from compressed_tensors.utils.match import match_name
 from drafts.mtp_fixtures import FIXTURES, everything, load, names
+from told import Told, teller
 
-from ckptkit.cli import main
 from ckptkit.errors import OK, SOURCE, USAGE
 from ckptkit.header import Spec, lay_out
 
-Told = Callable[..., dict[str, Any]]
 Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 INDEX = "model.safetensors.index.json"
@@ -28,16 +27,7 @@ PAST = ["deepseek-v3", "glm-4-moe", "glm-4-moe-lite", "glm-5", "gigachat-3.5", "
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The document that a command line prints under --json, its exit code being as expected."""
-
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        got = main(["extract-mtp", *map(str, arguments), "--json", "--no-progress"])
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        document: dict[str, Any] = json.loads(out)
-        return document
-
-    return call
+    return teller(capsys, "extract-mtp")
 
 
 def ids(document: Mapping[str, Any]) -> list[str]:

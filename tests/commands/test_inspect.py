@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,8 @@ def test_patterns_restrict(
 @pytest.mark.parametrize(
     ("by", "key", "tensors"),
     [
-        ("layer", "model.layers.#.mlp.up_proj", 2),
+        ("layer", "model.layers.1", 9),
+        ("layer", "lm_head", 1),
         ("module", "model.layers.#.mlp.up_proj", 2),
         ("dtype", "BF16", len(NAMES)),
         ("shard", "model-00001-of-00002.safetensors", 9),
@@ -119,6 +121,36 @@ def test_groups(capsys: pytest.CaptureFixture[str], model: str, by: str, key: st
 )
 def test_refused(capsys: pytest.CaptureFixture[str], model: str, arguments: list[str], id: str) -> None:
     assert [f["id"] for f in told(capsys, "inspect", model, *arguments, code=USAGE)["findings"]] == [id]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("lm_head", ["lm_head.weight"]),
+        ("re:.*lm_head$", ["lm_head.weight"]),
+        ("model.layers.1.mlp", [name for name in NAMES if name.startswith("model.layers.1.mlp.")]),
+        ("*.mlp.up_proj", [name for name in NAMES if "mlp.up_proj" in name]),
+        ("model.layers.1.mlp.up.weight", ["model.layers.1.mlp.up_proj.weight"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect {model}", "diff {model} {model}"])
+def test_a_pattern_that_matches_nothing_is_answered_with_one_that_does(
+    capsys: pytest.CaptureFixture[str], model: str, command: str, pattern: str, names: list[str]
+) -> None:
+    arguments = command.format(model=model).split()
+    (finding,) = told(capsys, *arguments, pattern, code=USAGE)["findings"]
+    meant = shlex.split(finding["hint"].removesuffix(" in its place"))[-1]
+    found = told(capsys, "inspect", model, meant, "--tensors")["tensors"]
+    assert sorted(tensor["name"] for tensor in found) == sorted(names)
+
+
+def test_what_is_not_looked_at_is_not_told(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert main(["inspect", model, "*mlp*"]) == OK
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("head ", "drafts "))]
+    assert heads == []
+    assert main(["inspect", model]) == OK
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("head ", "drafts "))]
+    assert len(heads) == 2
 
 
 def test_a_broken_source_is_told_with_all_its_faults(capsys: pytest.CaptureFixture[str], model: str) -> None:

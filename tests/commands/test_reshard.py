@@ -14,6 +14,7 @@ import pytest
 import torch
 from make import checkpoint, llama, llama_config
 from safetensors.torch import load_file, save_file
+from told import Told, teller
 
 from ckptkit.checkpoint import INDEX, open_checkpoint
 from ckptkit.cli import main
@@ -22,7 +23,6 @@ from ckptkit.errors import OK, OUTPUT, SOURCE, USAGE, UserError
 from ckptkit.source import open_source
 
 Tensors = dict[str, torch.Tensor]
-Told = Callable[..., dict[str, Any]]
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
@@ -50,17 +50,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The document that a command line prints under --json, its exit code being as expected."""
-
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        assert main([*map(str, arguments), "--json", "--no-progress"]) == code
-        out, err = capsys.readouterr()
-        document: dict[str, Any] = json.loads(out)
-        assert document["exit_code"] == code
-        assert "Traceback" not in err
-        return document
-
-    return call
+    return teller(capsys)
 
 
 def ids(document: dict[str, Any]) -> set[str]:

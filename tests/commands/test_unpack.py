@@ -12,12 +12,11 @@ import pytest
 import torch
 from make import checkpoint, llama_config
 from safetensors.torch import load_file
+from told import Told, teller
 
-from ckptkit.cli import main
-from ckptkit.errors import OK, SOURCE, USAGE
+from ckptkit.errors import SOURCE, USAGE
 
 Tensors = dict[str, torch.Tensor]
-Told = Callable[..., dict[str, Any]]
 
 HIDDEN, INTER, EXPERTS = 64, 96, 3
 W3 = "layers.0.ffn.experts.1.w3"
@@ -26,16 +25,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The document that a command line prints under --json, its exit code being as expected."""
-
-    def call(*arguments: object, code: int = OK) -> dict[str, Any]:
-        got = main([*map(str, arguments), "--json", "--no-progress"])
-        out, err = capsys.readouterr()
-        assert got == code, out + err
-        document: dict[str, Any] = json.loads(out)
-        return document
-
-    return call
+    return teller(capsys)
 
 
 def tensors_of(folder: Path) -> Tensors:
@@ -95,8 +85,7 @@ def dsv4(tmp_path: Path) -> Path:
             shards[2][f"{path}.scale"] = exponents(seed, rows, cols // 32, dtype=torch.float8_e8m0fnu)
     shards[0]["layers.0.attn.wkv.weight"] = codes(99, 8, HIDDEN, dtype=torch.float8_e4m3fn)
     shards[0]["layers.0.attn.wkv.scale"] = exponents(98, 1, 1, dtype=torch.float8_e8m0fnu)
-    table = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
-    table["weight_block_size"] = [128, 128]
+    table = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     return checkpoint(
         tmp_path / "dsv4", [*shards], config("deepseek_v4", quantization_config=table, expert_dtype="fp4")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -67,12 +68,10 @@ def levels(report: dict[str, Any]) -> set[str]:
     return {check["level"] for check in report["checks"]}
 
 
-def quantize(model: Path) -> Path:
-    (model.parent / "recipe.yaml").write_text(RECIPE)
-    out = model.with_name("quantized")
-    assert (
-        main(["quantize", str(model), str(out), "-r", str(model.parent / "recipe.yaml"), "-q", "--no-progress"]) == OK
-    )
+def quantize(model: Path, *options: str) -> Path:
+    recipe, out = model.parent / "recipe.yaml", model.with_name("quantized")
+    recipe.write_text(RECIPE)
+    assert main(["quantize", str(model), str(out), "-r", str(recipe), "-q", "--no-progress", *options]) == OK
     return out
 
 
@@ -140,9 +139,12 @@ def test_a_broken_checkpoint_is_told_with_all_its_faults(model: Path, told: Told
         (["{model}", "--sample", "0%"], USAGE, "usage.arguments"),
         (["{model}", "--level", "static", "--sample", "2%"], USAGE, "usage.arguments"),
         (["{model}", "--level", "static", "--select", "data.nan"], USAGE, "usage.arguments"),
+        (["{model}", "--allow", "config.tie,index"], USAGE, "usage.pattern-unmatched"),
         (["{model}", "--select", "nothing"], USAGE, "usage.pattern-unmatched"),
         (["{model}", "--ignore", "index.missing"[:-1]], USAGE, "usage.pattern-unmatched"),
         (["{model}", "--recipe", "w4a16"], USAGE, "usage.arguments"),
+        (["{model}", "--against", "{model}", "--set", "tie=untie"], USAGE, "usage.arguments"),
+        (["{model}", "--against", "{model}", "-r", "w4a16", "--set", "tie"], USAGE, "recipe.set"),
         (["{model}", "--speculative", "NEXTN"], USAGE, "usage.arguments"),
         (["{model}", "--engine", "nothing"], USAGE, "usage.engine"),
         (["{model}", "--report", "report.pdf"], USAGE, "usage.arguments"),
@@ -169,15 +171,37 @@ def test_the_current_folder(model: Path, told: Told, monkeypatch: pytest.MonkeyP
 
 
 def test_a_check_that_was_asked_for_and_did_not_run_is_no_pass(model: Path, told: Told) -> None:
-    assert ids(told(model, "--level", "data", code=FOUND)) == []
-    assert ids(told(model, "--level", "data", "--allow-skipped")) == []
-    assert ids(told(model, "--level", "data", "--ignore", "data.digest")) == []
-    assert main(["hash", str(model), "-q", "--no-progress"]) == OK
-    assert levels(told(model, "--level", "data")) == {"static", "data"}
     assert ids(told(model, "--level", "numeric", code=FOUND)) == []
+    assert ids(told(model, "--level", "numeric", "--allow-skipped")) == []
     assert ids(told(model, "--select", "config.recipe", code=FOUND)) == []
     assert ids(told(model, "--select", "lint", code=FOUND)) == []
     assert ids(told(model, "--select", "config,lint")) == []
+
+
+def test_the_checks_that_were_not_run_are_named_to_shells(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(model), "--level", "numeric", "-q"]) == FOUND
+    named = capsys.readouterr().out.split()
+    assert {"numeric.exact", "numeric.error"} <= set(named)
+    assert len(named) == len(set(named))
+
+
+def test_bytes_without_a_recorded_digest_are_no_failure_unless_proof_is_asked_for(model: Path, told: Told) -> None:
+    report = told(model, "--level", "data")
+    (digest,) = [check for check in report["checks"] if check["id"] == "data.digest"]
+    assert (digest["result"], bool(digest["reason"]), ids(report)) == ("skip", True, [])
+    told(model, "--level", "data", "--strict", code=FOUND)
+    told(model, "--select", "data.digest", code=FOUND)
+    told(model, "--select", "data.digest", "--allow-skipped")
+    assert main(["hash", str(model), "-q", "--no-progress"]) == OK
+    assert levels(told(model, "--level", "data", "--strict")) == {"static", "data"}
+    (model / "SHA256SUMS").write_bytes(b"\xff")
+    assert ids(told(model, "--level", "data", code=FOUND)) == ["data.digest"]
+
+
+def test_linked_shards_have_no_digest_and_are_proved_by_their_source(model: Path, told: Told) -> None:
+    out = quantize(model, "--link", "hard")
+    assert ids(told(out, "--level", "data")) == []
+    assert ids(told(out, "--against", model, "--strict")) == []
 
 
 def test_what_is_asked_for_decides_the_level(model: Path, told: Told) -> None:
@@ -237,6 +261,56 @@ def test_what_a_recipe_makes(model: Path, told: Told) -> None:
     assert set(ids(other)) == {"config.recipe"}
     refused = told(out, "--against", out, "--recipe", recipe, "--level", "static", code=FOUND)
     assert "config.recipe" in ids(refused)
+
+
+def test_a_recipe_with_the_keys_that_it_was_made_with(model: Path, told: Told) -> None:
+    changed = ("--set", "groups.head.scheme=W8A8")
+    out, recipe = quantize(model, *changed), model.parent / "recipe.yaml"
+    given = (out, "--against", model, "--recipe", recipe, "--level", "static")
+    assert ids(told(*given, *changed)) == []
+    assert set(ids(told(*given, code=FOUND))) == {"config.recipe"}
+
+
+# --- whatever the files say ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+     "ckptkit.json", "ckptkit.digests.json", "hf_quant_config.json", "chat_template.json", "vocab.json"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "half", [r'"\ud800"', r'{"\udfff": "\udfff"}', r'{"schema": 1, "auto_map": {"a": "\ud800.b"}}']
+)
+def test_half_a_character_in_any_file_is_reported(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, half: str
+) -> None:
+    if name != "ckptkit.digests.json":
+        (model / name).open("a").close()
+    assert main(["hash", str(model), "--per-tensor", "-q", "--no-progress"]) == OK
+    (model / name).write_text(half)
+    reports = (
+        "--report",
+        str(tmp_path / "r.html"),
+        "--report",
+        str(tmp_path / "r.json"),
+        "--junit",
+        str(tmp_path / "j"),
+    )
+    for options in (("--level", "data", *reports), ("--format", "github"), ("--format", "json"), ("-q",)):
+        assert main(["verify", str(model), "--no-progress", *options]) in {OK, FOUND}
+    capsys.readouterr()
+    assert main(["verify", str(model), "--level", "data", "-q", "--no-progress"]) in {OK, FOUND}
+    assert "data.digest" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (model / os.fsdecode(b"\xff.safetensors")).write_bytes(b"<html>")
+    for options in (("--junit", str(tmp_path / "j"), "--report", str(tmp_path / "r.html")), ("--format", "github"), ()):
+        assert main(["verify", str(model), "--no-progress", *options]) == OK
+    capsys.readouterr()
+    assert main(["verify", str(model), "-q"]) == OK
+    assert capsys.readouterr().out == "index.stray-shard\n"
 
 
 # --- what is told ------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from ckptkit.checks import Level
 from ckptkit.cli import main
@@ -64,6 +66,12 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor & 0x0F0F0F0F) | torch.tensor(0x70F0F0F0, dtype=torch.int32)
 
 
+def same_head(folder: Path) -> None:
+    """Make the head the embedding's numbers."""
+    embedding = load_file(edit.holder(folder, EMBEDDING))[EMBEDDING]
+    put(HEAD, lambda head: embedding)(folder)
+
+
 def recorded(damage: Damage, per_tensor: bool = True) -> Damage:
     """Digests taken, then the damage."""
     options = ["--per-tensor"] if per_tensor else []
@@ -93,6 +101,9 @@ VALUES = [
     value("weight_shape of another weight", "w4w8", put(f"{Q}.{SHAPE}", lambda t: torch.tensor([128, 256])),
           "data.weight-shape"),
     value("weight_shape transposed", "w4w8", put(f"{UP}.{SHAPE}", lambda t: t.flip(0)), "data.weight-shape"),
+    value("tied, with other numbers in the head", "dense", edit.config(tie_word_embeddings=True), "config.tie data.tie"),
+    value("tied, with the embedding stored twice", "dense", both(same_head, edit.config(tie_word_embeddings=True)),
+          "config.tie"),
     value("new rows filled with one vector", "dense", put(HEAD, rows(400, 512, lambda t: t[:1].expand_as(t))),
           "data.repeated-rows"),
     value("rows that nobody trained", "dense", put(EMBEDDING, rows(400, 512, lambda t: t * 1e-4)), "data.near-zero-rows"),
@@ -104,6 +115,10 @@ RECORDED = [
     _data("NaN after hashing", "half", recorded(put(HEAD, at(7, float("nan")))), "data.digest"),
     _data("file gone after hashing", "dense", recorded(file("generation_config.json", None)), "data.digest"),
     _data("tokenizer edited after hashing", "dense", recorded(template("{{ messages }}")), "data.digest"),
+    _data("record of digests that is a page of an error", "dense", recorded(file("SHA256SUMS", b"<html></html>"), False),
+          "data.digest"),
+    _data("record of tensors' digests cut short", "dense", recorded(file("ckptkit.digests.json", b'{"schema": 1,')),
+          "data.digest"),
     _data("tensor dropped after hashing", "w4w8", recorded(edit.drop(f"{Q}.{SHAPE}")), "data.digest shapes.weight-shape"),
 ]  # fmt: skip
 

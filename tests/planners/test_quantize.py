@@ -12,7 +12,7 @@ import torch
 from make import checkpoint, llama, llama_config
 
 from ckptkit.checkpoint import open_checkpoint
-from ckptkit.errors import UserError
+from ckptkit.errors import Finding, UserError
 from ckptkit.plan import Plan
 from ckptkit.planners.quantize import plan_quantize
 from ckptkit.recipe import load_text
@@ -103,7 +103,12 @@ CASES: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any], st
         lambda: small(lm_head__weight=None), {"tie_word_embeddings": True}, recipe(HEAD), {"plan.tie"}, 2),
     "a tied head that is stored": (small, {"tie_word_embeddings": True}, recipe(HEAD), {"plan.tie"}, 2),
     "a tied embedding": (
-        small, {"tie_word_embeddings": True}, recipe("e: {targets: [model.embed_tokens], scheme: W8A16}"), {"plan.tie"}, 2),
+        small, {"tie_word_embeddings": True}, recipe("e: {targets: [model.embed_tokens], scheme: W8A16}"),
+        {"plan.tie", "plan.not-linear"}, 2),
+    "an embedding alone": (
+        small, {}, recipe("e: {targets: [model.embed_tokens], scheme: W8A16}"), {"plan.not-linear"}, 2),
+    "an embedding named beside the body": (
+        small, {}, recipe("all: {targets: [Linear, model.embed_tokens], scheme: W8A16}", ignore="[lm_head]"), {"plan.not-linear"}, 2),
     "a text model tied within": (
         lambda: small(lm_head__weight=None), {"tie_word_embeddings": None, "text_config": {"tie_word_embeddings": True}},
         recipe(HEAD), {"plan.tie"}, 2),
@@ -130,6 +135,9 @@ CASES: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any], st
         lambda: {**small(), "model.layers.0.mlp.experts.gate_up_proj": bf16(2, 512, 128)}, {},
         recipe('e: {targets: ["re:.*experts.*"], scheme: W4A16, experts: columns}'), {"plan.experts-3d"}, 2),
     "a block-scaled FP8 head": (small, {}, recipe(HEAD.replace("W8A16, strategy: channel", "FP8_BLOCK")), {"plan.head-block-fp8"}, 2),
+    "a head of integers in blocks": (
+        small, {}, recipe("h: {targets: [lm_head], scheme: {weights: {num_bits: 8, strategy: block, block_structure: 128x128}, format: int-quantized}}"),
+        {"plan.head-block-fp8"}, 2),
     "a gate without its up": (
         lambda: small(model__layers__0__mlp__up_proj__weight=None), {}, recipe(BODY, ignore="[lm_head]"), {"names.incomplete-layer"}, 3),
     "FP8 asks for calibration": (small, {}, recipe("h: {targets: [lm_head], scheme: FP8}"), {"recipe.scheme"}, 2),
@@ -155,6 +163,72 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     ids, exit_code = refused(tmp_path, recipe(HEAD, BODY, ignore="[nothing]"))
     wanted = {"plan.existing", "plan.tie", "plan.divide", "recipe.ignore-unmatched", "recipe.class-reach"}
     assert (ids, exit_code) == (wanted, 2)
+
+
+def hints(folder: Path, text: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        plan(folder, text)
+    return [finding.hint or "" for finding in caught.value.findings]
+
+
+MTP_BY_NUMBER = {
+    f"model.layers.{layer}.{rest}.weight": bf16(*shape)
+    for layer in (1, 2)
+    for rest, shape in {
+        "eh_proj": (128, 256), "self_attn.o_proj": (128, 128), "mlp.experts.0.up_proj": (256, 128),
+        "mlp.experts.0.gate_proj": (256, 128), "mlp.gate": (4, 128), "embed_tokens": (512, 128), "shared_head.head": (512, 128),
+    }.items()
+}  # fmt: skip
+
+
+def test_one_edit_names_all_that_a_class_reaches_in_passing(tmp_path: Path) -> None:
+    """What the findings say to ignore, ignored at once, leaves the model's own layers as they were meant."""
+    gates = {f"model.layers.0.mlp.{name}.weight": bf16(4, 128) for name in ("gate", "shared_expert_gate")}
+    checkpoint(tmp_path, {**small(), **gates, **MTP, **MTP_BY_NUMBER}, llama_config(num_hidden_layers=1))
+    with pytest.raises(UserError) as caught:
+        plan(tmp_path, recipe(BODY))
+    named = [text for finding in caught.value.findings for text in finding.data["patterns"]]
+    assert {r"re:model\.layers\.1\..*", r"re:model\.layers\.2\..*", r"re:mtp\..*", "lm_head"} < set(named)
+    assert all(f"'{text}'" in "".join(hints(tmp_path, recipe(BODY))) for text in named)
+    made = plan(tmp_path, recipe(BODY, ignore=json.dumps(named)))
+    taken = {name for step in made.steps() if step.rule == "groups.body" for name in step.args["modules"]}
+    own = {name.removesuffix(".weight") for name in small() if "_proj" in name}
+    assert taken == own
+
+
+def test_stacked_experts_that_a_body_passes_by_are_told(tmp_path: Path) -> None:
+    checkpoint(tmp_path, {**small(), **STACKED}, llama_config(num_hidden_layers=1))
+    told = {
+        ignore: [finding.id for finding in warnings(tmp_path, recipe(BODY, ignore=ignore))]
+        for ignore in ("[lm_head]", '[lm_head, "re:.*experts.*"]')
+    }
+    assert list(told.values()) == [["recipe.experts-left"], []]
+    assert warnings(tmp_path, recipe(HEAD)) == []
+
+
+def warnings(folder: Path, text: str) -> list[Finding]:
+    with open_source(str(folder)) as source:
+        return list(plan_quantize(open_checkpoint(source), load_text(text, "test.yaml")).warnings)
+
+
+@pytest.mark.parametrize("odd", [{}, [], 3, ["pack-quantized"]])
+def test_merging_onto_a_config_with_an_odd_format(odd: object, tmp_path: Path) -> None:
+    present = {**CT["quantization_config"], "quantization_status": "frozen", "format": odd}
+    present["config_groups"] = {"group_0": {"targets": ["nothing"], "weights": {"num_bits": 4}, "format": odd}}
+    checkpoint(tmp_path, small(), llama_config(num_hidden_layers=1, quantization_config=present))
+    written = config_of(plan(tmp_path, recipe(HEAD, existing="merge")))["quantization_config"]
+    assert (written["format"], written["quantization_status"]) == ("mixed-precision", "compressed")
+
+
+def test_a_target_without_a_weight_to_quantize_is_not_told_its_own_name(tmp_path: Path) -> None:
+    packed = {"lm_head.weight_packed": torch.zeros(512, 32, dtype=torch.int32), "lm_head.weight_scale": bf16(512, 1)}
+    config = {**CT, "num_hidden_layers": 1}
+    checkpoint(tmp_path, {**small(lm_head__weight=None), **packed}, llama_config(**config))
+    assert "did you mean" not in "".join(hints(tmp_path, recipe(HEAD, existing="merge")))
+    assert "did you mean" not in "".join(
+        hints(tmp_path, recipe("n: {targets: [model.norm], scheme: W8A16}", existing="merge"))
+    )
+    assert "did you mean Linear?" in hints(tmp_path, recipe("n: {targets: [linear], scheme: W8A16}", existing="merge"))
 
 
 @pytest.mark.parametrize("id", ["recipe.fused-differ", "recipe.ignore-unmatched"])

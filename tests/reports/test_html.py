@@ -21,7 +21,7 @@ from ckptkit.checkpoint import Checkpoint
 from ckptkit.errors import Finding
 from ckptkit.report import Report
 from ckptkit.reports.html import html
-from ckptkit.reports.model import Totals
+from ckptkit.reports.model import Stats, Totals
 from ckptkit.reports.svg import count_ticks, log_ticks
 
 FIGURES = ("errors", "distribution", "experts", "dtypes", "shards")
@@ -139,12 +139,15 @@ def test_figures_with_data_are_drawn_and_described(mixtral: Checkpoint) -> None:
 
 
 def test_figures_without_data_are_told_and_not_drawn(mixtral: Checkpoint) -> None:
-    text = html(reporting.report(reporting.outcome(), mixtral, stats=None))
+    unread = Stats(tensors=0, parameters=0, bytes=0, by_dtype={})
+    text = html(reporting.report(reporting.outcome(), mixtral, stats=unread))
     assert not drawings(text)
     assert Page(text).tags["figure"] == 0
     titles = ["Error by layer and module", "Distribution of the error", "Error by expert", "Bytes by dtype", "Shards"]
     told = Page(text).text
     assert [title for title in titles if told.count(title) != 1] == []
+    of_no_checkpoint = Page(html(reporting.report(reporting.outcome(), mixtral, stats=None))).text
+    assert not any(title in of_no_checkpoint for title in titles)
     nothing = reporting.outcome(numeric={"tensors": []})
     assert set(drawings(html(reporting.report(nothing, mixtral)))) == {"dtypes-0", "shards-0"}
     exact = [{"tensor": "lm_head.weight", "rel_rms": 0.0, "max_abs": 0.0}]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint
 from ...errors import Finding
-from ...families import config_value
+from ...families import config_value, draft_part
+from ...families.experts import declared_experts
 from ...header import FLOATS, Spec
 from ...layout_config import PROJECTIONS, W_NAMES, Facts
 from ...plan import COPY, Ref, Step
@@ -18,8 +19,28 @@ from .containers import ARRANGE, as_column, as_matrix, slab
 from .rearranged import Rearranged
 
 _ONE = re.compile(r"((?:.*\.)?experts)\.(\d+)\.(\w+)\.(weight|bias|weight_scale_inv)")
+_FP4 = re.compile(r"((?:.*\.)?experts)\.(?:gate_up_proj|down_proj)_(?:blocks|codes)")
 _STACKED = re.compile(r"((?:.*\.)?experts)\.(gate_up_proj|down_proj)(_bias|_scale_inv|\.weight|)")
+_ONE_OF = re.compile(r"((?:.*\.)?experts)\.(\d+)\.")
+_ANY_STACKED = re.compile(r"((?:.*\.)?experts)\.(?:gate_up_proj|down_proj)")
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+
+
+def miscounted(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """``names.incomplete-experts``: layers whose experts, stacked or one by one, are not as many as the config says."""
+    declared, part_of = declared_experts(checkpoint.config), draft_part(checkpoint.config)
+    counts: dict[str, tuple[int, Ref]] = {}
+    for ref in checkpoint.tensors.values():
+        alone, stacked = _ONE_OF.match(ref.name), _ANY_STACKED.match(ref.name)
+        if stacked and ref.shape:
+            counts[stacked[1]] = ref.shape[0], ref
+        elif alone:
+            counts[alone[1]] = max(counts.get(alone[1], (0, ref)), (int(alone[2]) + 1, ref))
+    for path, (count, ref) in counts.items():
+        if declared and count not in declared and part_of(ref.name) is None:
+            message = f"{path} are {count} experts, and config.json declares {max(declared)}"
+            hint = "correct the number of experts in config.json, or take them from the source"
+            yield Finding("names.incomplete-experts", message, file=ref.file, tensor=ref.name, hint=hint)
 
 
 # --- one by one --------------------------------------------------------------------------------------------
@@ -31,10 +52,19 @@ def split(checkpoint: Checkpoint, layout: str, facts: Facts) -> Rearranged:
     problems: list[Finding] = []
     hidden = config_value(checkpoint.config, "hidden_size")
     layers: dict[str, dict[tuple[str, str], Ref]] = defaultdict(dict)
+    blocks: dict[str, Ref] = {}  # FP4 in place of them
     for ref in checkpoint.tensors.values():
-        found = _STACKED.fullmatch(ref.name)
-        if found:
+        found, fp4 = _STACKED.fullmatch(ref.name), _FP4.fullmatch(ref.name)
+        if fp4:
+            blocks.setdefault(fp4[1], ref)
+        elif found:
             layers[found[1]][found[2], found[3]] = ref
+    for path, ref in blocks.items():
+        message = f"{ref.name} {ref.dtype} holds FP4 codes: --layout per-expert takes floats and FP8 apart"
+        problems.append(
+            Finding("unpack.layout", message, file=ref.file, tensor=ref.name, hint="--layout mxfp4-ct takes FP4 apart")
+        )
+        layers.pop(path, None)
     for path, parts in layers.items():
         weights = {name: ref for (name, end), ref in parts.items() if end in ("", ".weight") and len(ref.shape) == 3}
         columns = _orientation(weights, hidden)
@@ -62,8 +92,11 @@ def _orientation(weights: Mapping[str, Ref], hidden: Any) -> bool | None:
 
 def _why_not_split(parts: Mapping[tuple[str, str], Ref], columns: bool | None, facts: Facts) -> str | None:
     weights = [ref for (_, end), ref in parts.items() if end in ("", ".weight")]
-    if not weights or any(len(ref.shape) != 3 or ref.dtype not in FLOATS | _FP8 for ref in weights):
-        return f"{_first(parts).name} {_first(parts).dtype} is no stacked weight of floats or FP8"
+    odd = next((ref for ref in weights if len(ref.shape) != 3 or ref.dtype not in FLOATS | _FP8), None)
+    if odd:
+        return f"{odd.name} {odd.dtype} {list(odd.shape)} is no stacked weight of floats or FP8"
+    if not weights:
+        return f"there is no stacked weight beside {_first(parts).name}"
     if columns is None:
         return "hidden_size of config.json does not tell which side of the stacked weights is the input"
     if any(end == "_scale_inv" for _, end in parts) and (columns or facts.alternate):

@@ -1,0 +1,344 @@
+"""``ckptkit verify --serve``: the run. What is judged, and how, is :mod:`ckptkit.serving`'s."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..checkpoint import Checkpoint, open_checkpoint
+from ..checks import Level, Outcome, Result, Subject
+from ..checks.lint import choose
+from ..console import Console
+from ..errors import ENGINE, Finding, UserError, fail
+from ..manifest import environment, read_manifest
+from ..report import Place, Report, Run, make_report, place_of, stats_of
+from ..serving import client, matrix, recording, reference, telling
+from ..serving.cell import Also, Cell, Setting
+from ..serving.engine import NONE, Engine, Launch, Method, Server, engine
+from ..serving.evaluate import evaluation
+from ..serving.prompts import prompts
+from ..serving.speculative import method_name, parse, resolved
+from ..source import open_source
+from .reporting import exit_code, tell, write_files
+from .serving import How
+
+if TYPE_CHECKING:
+    from .verify import Asked
+
+Looked = tuple[Subject, Outcome]
+Look = Callable[["Asked", str, contextlib.ExitStack], Looked]
+
+_LABEL = re.compile(r"([\w.+-]+)=(.+)")
+_ORDER = ("ok", "skip", "warn", "fail")  # of results, the worst last
+
+
+class Job(NamedTuple):
+    """What is asked for: the options, checkpoints by label (their paths), the engine and the ways to speculate."""
+
+    asked: Asked
+    how: How
+    paths: Mapping[str, str]
+    engine: Engine
+    methods: Sequence[Method]
+
+
+def serve(
+    console: Console, ckpts: Sequence[str], asked: Asked, how: How, look: Look, wanted: Callable[[str], bool]
+) -> int:
+    """Check, serve and judge; the exit code. ``look`` runs the checks of one checkpoint, unless told not to."""
+    began, started = time.monotonic(), datetime.now(UTC)
+    job = _job(ckpts, asked, how)
+    also = _also(how)
+    scratch = Path(tempfile.mkdtemp(prefix="ckptkit-serve-"))
+    try:
+        with contextlib.ExitStack() as opened:
+            linted = _linted(job, scratch)
+            looked = {label: look(linted, path, opened) for label, path in job.paths.items() if _is_folder(path)}
+            source = _source(job, looked, opened)
+            refs = _references(console, job, looked, source, scratch)
+            cells = list(_cells(job, looked))
+            setting = _setting(how, scratch, also)
+            limits = matrix.Limits(how.tolerance, how.gap, how.min_accept_length)
+            keep, say = how.keep_serving, _saying(console)
+            judged = list(matrix.run_matrix(cells, refs, setting, limits, how.max_tokens, say, keep))
+            if how.record:
+                _record(how.record, refs)
+            outcome = _outcome(job, looked, judged, refs, time.monotonic() - began, wanted)
+            not_run = _not_run(outcome, asked)
+            code = _exit_code(outcome, asked, not_run)
+            report = _report(job, looked, source, outcome, code, started, time.monotonic() - began)
+        write_files(report, asked)
+        lines = [telling.table(judged), *(telling.commands(judged) if console.settings.verbose or keep else ())]
+        tell(console, report, outcome, asked, not_run, lines)
+        return code
+    finally:
+        if not how.keep_serving:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+# --- what is asked for -------------------------------------------------------------------------------------
+
+
+def _job(ckpts: Sequence[str], asked: Asked, how: How) -> Job:
+    """Raises UserError (``usage.*``) for options that exclude each other, lack another, or name what is not known."""
+    references = [f"--{name}" for name in ("golden", "record") if getattr(how, name)]
+    references += ["--against"] if asked.against else []
+    if len(references) > 1:
+        raise fail("usage.arguments", f"{' and '.join(references)} exclude each other: there is one reference")
+    if how.min_score is not None and not how.eval:
+        raise fail("usage.arguments", "--min-score is about an evaluation", hint="--eval gsm8k:FILE")
+    if how.url and how.keep_serving:
+        raise fail("usage.arguments", "--keep-serving is about servers that are started here, not --url")
+    if how.url and not how.golden and not asked.against:
+        raise fail("usage.arguments", "--url needs something to judge by", hint="--golden FILE or --against SRC")
+    if how.url and len(ckpts) > 1:
+        raise fail("usage.arguments", "--url serves one checkpoint")
+    paths = labelled(ckpts or [how.url or "."])
+    methods = [method for method in map(parse, asked.speculative) if method.name != NONE]
+    return Job(asked, how, paths, _engine(asked.engine, how, next(iter(paths.values()))), [Method(), *methods])
+
+
+def labelled(ckpts: Sequence[str]) -> dict[str, str]:
+    """Checkpoints by label: ``LABEL=CKPT``, or the folder's name; primed where it comes again.
+
+    Raises UserError (``usage.arguments``) for a label that is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in ckpts:
+        given = None if Path(text).exists() else _LABEL.fullmatch(text)
+        label, path = (given[1], given[2]) if given else (Path(text).resolve().name if _is_local(text) else text, text)
+        if label in found and given:
+            raise fail("usage.arguments", f"two checkpoints are called {label}", hint="LABEL=CKPT")
+        while label in found:
+            label += "'"
+        found[label] = path
+    return found
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path
+
+
+def _is_folder(path: str) -> bool:
+    """Whether ckptkit itself can read it: a GGUF file and a URL only their engines can."""
+    return _is_local(path) and not path.endswith(".gguf")
+
+
+def _engine(name: str | None, how: How, path: str) -> Engine:
+    """The engine that is named; ``auto`` is llama-server for GGUF, what a URL says it is, else transformers."""
+    if name not in {None, "auto"}:
+        return engine(str(name).partition("==")[0])
+    if how.url:
+        try:
+            return engine(client.engine_of(Server(how.url.rstrip("/"), "")))
+        except client.Failed as error:
+            raise fail("engine.unreachable", f"{how.url}{error}", hint="the server's URL, without /v1") from None
+    return engine("transformers" if _is_folder(path) else "llama-server")
+
+
+def _drafts(given: Sequence[str]) -> dict[str, Path]:
+    found = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not path or not Path(path).exists():
+            hint = "--draft eagle3=./draft"
+            raise fail("usage.arguments", f"--draft {text}: no NAME=PATH of a draft that is there", hint=hint)
+        found[method_name(name)] = Path(path)
+    return found
+
+
+def _linted(job: Job, scratch: Path) -> Asked:
+    """The options as static checks take them: with engine lint of the version that is installed, if it is known."""
+    asked, how = replace(job.asked, engine=None, speculative=()), job.how
+    if how.url:
+        return asked
+    launch = Launch(Path("."), 0, scratch, how.engine_python, tuple(shlex.split(how.engine_cmd or "")))
+    with contextlib.suppress(UserError):
+        named = f"{job.engine.lint}=={job.engine.version(launch)}"
+        choose(named)
+        algorithms = tuple(job.engine.methods.get(method.name, "") for method in job.methods if method.name != NONE)
+        with contextlib.suppress(UserError):
+            choose(named, algorithms)
+            return replace(asked, engine=named, speculative=algorithms)
+        return replace(asked, engine=named)
+    return asked
+
+
+def _cells(job: Job, looked: Mapping[str, Looked]) -> Iterator[Cell]:
+    """What is to be served, without speculation first. Raises UserError where all of it is refused."""
+    drafts = _drafts(job.how.draft)
+    refused = {label for label, (_, outcome) in looked.items() if job.how.no_launch_refused and _has_errors(outcome)}
+    if refused == job.paths.keys():
+        raise UserError(finding for _, outcome in looked.values() for finding in outcome.findings)
+    for label, path in job.paths.items():
+        checkpoint = looked[label][0].checkpoint if label in looked else None
+        for method in job.methods if label not in refused else ():
+            yield Cell(label, Path(path), checkpoint, job.engine, resolved(method, drafts, Path(path)))
+
+
+def _has_errors(outcome: Outcome) -> bool:
+    return any(finding.severity == "error" for finding in outcome.findings)
+
+
+def _setting(how: How, scratch: Path, also: Callable[[Server, Cell], Also] | None) -> Setting:
+    program = tuple(shlex.split(how.engine_cmd or ""))
+    start = (how.engine_python, program, how.engine_arg)
+    return Setting(scratch, *start, url=how.url, timeout=how.timeout, gap=how.gap, also=also)
+
+
+# --- references --------------------------------------------------------------------------------------------
+
+
+def _source(job: Job, looked: Mapping[str, Looked], opened: contextlib.ExitStack) -> Checkpoint | None:
+    """``--against``; without a reference the source that the first ckptkit.json names, if it is still there."""
+    if job.asked.against:
+        return open_checkpoint(opened.enter_context(open_source(job.asked.against)))
+    if job.how.golden or job.how.record or not looked:
+        return None
+    first = next(iter(looked.values()))[0]
+    uri = ((read_manifest(first.checkpoint.source) or {}).get("source") or {}).get("uri")
+    if not isinstance(uri, str) or not Path(uri).is_dir():
+        return None
+    return open_checkpoint(opened.enter_context(open_source(uri)))
+
+
+def _references(
+    console: Console, job: Job, looked: Mapping[str, Looked], source: Checkpoint | None, scratch: Path
+) -> matrix.References:
+    """Raises UserError where the source cannot be run."""
+    how, say = job.how, _saying(console)
+    checkpoints = {label: looked[label][0].checkpoint if label in looked else None for label in job.paths}
+    golden = recording.read(how.golden) if how.golden else None
+    asked_for = prompts(how.prompts)
+    with console.progress("dequantize") as progress:
+        making = matrix.Making(asked_for, how.max_tokens, scratch, how.timeout, progress, say)
+        try:
+            return matrix.references(checkpoints, source, golden, making)
+        except reference.Unavailable as error:
+            raise fail("source.unusable", f"the source cannot be run in float32: {error}") from None
+
+
+def _record(path: str, refs: matrix.References) -> None:
+    """Write the golden file of the first checkpoint. Raises UserError where it has no reference of its own."""
+    own = next(iter(refs.own.values()), None)
+    if own is None:
+        reason = next(iter(refs.unknown.values()), "no checkpoint")
+        raise fail("usage.golden", f"there is nothing to record: {reason}", file=path)
+    recording.write(own, Path(path))
+
+
+def _saying(console: Console) -> Callable[[str], None]:
+    """Notes on the way, each once in a row."""
+    last = ""
+
+    def say(text: str) -> None:
+        nonlocal last
+        if text != last and not console.settings.no_progress:
+            console.note(text)
+        last = text
+
+    return say
+
+
+# --- evaluations and probes --------------------------------------------------------------------------------
+
+
+def _also(how: How) -> Callable[[Server, Cell], Also] | None:
+    """What is asked of every server besides. Raises UserError (``usage.eval``)."""
+    asked = evaluation(how.eval, how.min_score) if how.eval else None
+    return partial(_besides, asked, how.probe) if asked or how.probe else None
+
+
+def _besides(asked: Callable[[Server, Cell], Also] | None, probe: str | None, server: Server, cell: Cell) -> Also:
+    found = asked(server, cell) if asked else Also()
+    return found._replace(findings=(*found.findings, *(_probed(probe, server) if probe else ())))
+
+
+def _probed(command: str, server: Server) -> Iterator[Finding]:
+    """``serve.probe``."""
+    program = ["env", f"CKPTKIT_URL={server.url}", f"CKPTKIT_MODEL={server.model}", "sh", "-c", command]
+    ended = subprocess.run(program, capture_output=True, text=True, errors="replace", check=False)
+    if ended.returncode:
+        said = (ended.stderr or ended.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+        yield Finding("serve.probe", f"{command} ended with status {ended.returncode}: {said[0]}")
+
+
+# --- the result --------------------------------------------------------------------------------------------
+
+
+def _outcome(
+    job: Job,
+    looked: Mapping[str, Looked],
+    judged: Sequence[matrix.Judged],
+    refs: matrix.References,
+    seconds: float,
+    wanted: Callable[[str], bool],
+) -> Outcome:
+    """All checks as one outcome: of an id, the worst result of all checkpoints."""
+    asked_for = [id for id, given in (("serve.score", job.how.eval), ("serve.probe", job.how.probe)) if given]
+    outcomes = [outcome for _, outcome in looked.values()]
+    outcomes.append(telling.outcome(judged, refs.source is not None, asked_for, seconds))
+    results: dict[str, Result] = {}
+    for result in (result for outcome in outcomes for result in outcome.results if wanted(result.id)):
+        results[result.id] = _worse(results[result.id], result) if result.id in results else result
+    findings = [finding for outcome in outcomes for finding in outcome.findings if wanted(finding.id)]
+    return Outcome(list(results.values()), findings, {**outcomes[0].figures, "serve": telling.figures(judged, refs)})
+
+
+def _worse(a: Result, b: Result) -> Result:
+    worst = max(a, b, key=lambda result: _ORDER.index(result.result))
+    return worst._replace(
+        checked=a.checked + b.checked, findings=a.findings + b.findings, seconds=a.seconds + b.seconds
+    )
+
+
+def _not_run(outcome: Outcome, asked: Asked) -> list[str]:
+    """Checks of serving that could not be made, which is no pass."""
+    skipped = (result.id for result in outcome.results if result.level == Level.SERVE and result.result == "skip")
+    return [] if asked.allow_skipped else list(skipped)
+
+
+def _exit_code(outcome: Outcome, asked: Asked, not_run: Sequence[str]) -> int:
+    """6 where nothing but engines is at fault, else as for all checks."""
+    errors = {f.id for f in outcome.findings if f.severity == "error" and f.id not in asked.allowed}
+    if errors and all(id.startswith("engine.") for id in errors) and not asked.exit_zero:
+        return ENGINE
+    return exit_code(outcome, asked, not_run)
+
+
+def _report(
+    job: Job,
+    looked: Mapping[str, Looked],
+    source: Checkpoint | None,
+    outcome: Outcome,
+    code: int,
+    started: datetime,
+    seconds: float,
+) -> Report:
+    first = next(iter(looked.values()))[0] if looked else None
+    versions = {cell["version"] for cell in outcome.figures["serve"]["cells"] if cell["version"]}
+    surroundings: dict[str, Any] = {k: v for k, v in environment("", "cpu").items() if k != "backend"}
+    about = Run(
+        command="verify",
+        target=place_of(first.checkpoint.source) if first else Place(uri=next(iter(job.paths.values()))),
+        against=place_of(source.source) if source else None,
+        level=Level.SERVE.label,
+        sample=None,
+        started=started,
+        seconds=seconds,
+        environment=surroundings | {"engine": " ".join([job.engine.name, *sorted(versions)])},
+        exit_code=code,
+    )
+    stats = stats_of(first, outcome.findings) if first else None
+    return make_report(about, outcome, job.asked.allowed, stats, job.asked.max_findings)
