@@ -6,13 +6,14 @@ SOURCE := .cache/smollm2-135m-bf16
 RESULT := .cache/smollm2-135m-lm_head-w8a16
 QUANTIZE := $(BIN)/ckptkit quantize $(SOURCE) $(RESULT) --recipe recipes/lm_head-w8a16.yaml --set tie=untie --overwrite
 
-.PHONY: help demo test test-slow bench clean
+.PHONY: help demo test test-slow test-engines bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo       quantize the head of a real model; decode from source and result side by side'
 	@echo 'make test       lint, types, fast tests'
 	@echo 'make test-slow  the tests that take longer'
+	@echo 'make test-engines  decode SmolLM2 on the engines that are here (docs/serving.md); about ten minutes'
 	@echo 'make bench      measure speed and memory against llmcompressor'
 	@echo 'make clean      remove .venv, .cache and what tools left behind'
 
@@ -31,6 +32,10 @@ test: .venv/dev.stamp
 
 test-slow: .venv/dev.stamp
 	$(BIN)/pytest -m 'slow and not engine and not gpu'
+
+test-engines: .venv/dev.stamp .venv/gguf.stamp
+	@$(BIN)/python demo/source.py $(SOURCE)
+	$(BIN)/pytest -m engine
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/quantize.py

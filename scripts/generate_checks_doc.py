@@ -21,6 +21,7 @@ LEVELS = {
     Level.STATIC: "Headers, index and config: no tensor byte is read.",
     Level.DATA: "Every byte of the tensors, or a sample of them (`--sample`).",
     Level.NUMERIC: "Values against those of the source (`--against`).",
+    Level.SERVE: "What an engine decodes (`--serve`, [serving.md](serving.md)).",
 }
 ABOUT_FEATURES = (
     "Hidden states of a target, captured to train a draft: `ckptkit check-features` ([features.md](features.md))."

@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -62,7 +63,7 @@ def serve(
     also = _also(how)
     scratch = Path(tempfile.mkdtemp(prefix="ckptkit-serve-"))
     try:
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened, _ended_by_sigterm():
             linted = _linted(job, scratch)
             looked = {label: look(linted, path, opened) for label, path in job.paths.items() if _is_folder(path)}
             source = _source(job, looked, opened)
@@ -79,12 +80,27 @@ def serve(
             code = _exit_code(outcome, asked, not_run)
             report = _report(job, looked, source, outcome, code, started, time.monotonic() - began)
         write_files(report, asked)
-        lines = [telling.table(judged), *(telling.commands(judged) if console.settings.verbose or keep else ())]
+        lines = [telling.table(judged), *(telling.commands(judged) if console.settings.verbose else ())]
+        lines += telling.kept(judged) if keep else ()
         tell(console, report, outcome, asked, not_run, lines)
         return code
     finally:
         if not how.keep_serving:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does, so that nothing of it is left."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # --- what is asked for -------------------------------------------------------------------------------------

@@ -47,14 +47,6 @@ class Asked(ReportOptions):
     oracle: str | None
 
 
-def _one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """The one value of an option of which a second would go unseen. Raises UserError ``usage.arguments``."""
-    if len(values) > 1:
-        message = f"{param.opts[0]} is given {len(values)} times ({', '.join(values)}), and one run asks about one"
-        raise fail("usage.arguments", message, hint=f"run it once with each: {param.opts[0]} {values[0]}")
-    return values[0] if values else None
-
-
 @command
 @click.argument("ckpts", metavar="[[LABEL=]CKPT]...", nargs=-1)
 @click.option("--against", metavar="SRC", help="What it was made from; implies --level numeric.")
@@ -71,7 +63,6 @@ def _one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
 @click.option(
     "--engine",
     multiple=True,
-    callback=_one,
     metavar="NAME[==VERSION]",
     help="Also what this engine refuses or misreads.",
 )
@@ -99,7 +90,7 @@ def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: A
       ckptkit verify ./model --engine sglang --speculative NEXTN
       ckptkit verify bf16=./model w8=./model-w8 --serve --against ./model --speculative ngram
     """
-    asked = Asked(**given)
+    asked = Asked(**given | {"engine": _one_engine(given["engine"])})
     console.settings.json |= asked.form == "json"
     _check_arguments(asked, how)
     selected, ignored = _named(asked.select), _named(asked.ignore)
@@ -164,6 +155,14 @@ def _only(ckpts: tuple[str, ...]) -> str:
     if len(ckpts) > 1:
         raise fail("usage.arguments", f"one CKPT is checked at a time, not {len(ckpts)}", hint="--serve takes several")
     return ckpts[0] if ckpts else _here()
+
+
+def _one_engine(named: tuple[str, ...]) -> str | None:
+    """The engine, if any. Raises UserError ``usage.arguments`` for several: all but one would go unseen."""
+    if len(named) > 1:
+        message = f"--engine is given {len(named)} times ({', '.join(named)}), and one run asks about one"
+        raise fail("usage.arguments", message, hint=f"a run for each: --engine {named[0]}")
+    return named[0] if named else None
 
 
 def _check_arguments(asked: Asked, how: How | None) -> None:

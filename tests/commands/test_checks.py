@@ -26,7 +26,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = OK) ->
 def test_every_check_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = told(capsys)["checks"]
     assert [check["id"] for check in listed] == sorted(PAGES)
-    assert {check["level"] for check in listed} == {"static", "data", "numeric"}
+    assert {check["level"] for check in listed} == {"static", "data", "numeric", "serve"}
     assert main(["checks", "-q"]) == OK
     assert capsys.readouterr().out.split() == sorted(PAGES)
     assert main(["checks"]) == OK
@@ -49,7 +49,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], id: str) -> None:
     [
         ("index", [id for id in sorted(PAGES) if id.startswith("index.")]),
         ("vocab.*", ["vocab.rows"]),
-        ("*.missing-*", ["index.missing-shard", "index.missing-tensor"]),
+        ("*.missing-*", ["index.missing-shard", "index.missing-tensor", "serve.missing-tensors"]),
     ],
 )
 def test_several_pages(capsys: pytest.CaptureFixture[str], text: str, ids: list[str]) -> None:

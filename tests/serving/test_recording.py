@@ -1,0 +1,107 @@
+"""Golden files, prompts, and how a golden file stands in for a checkpoint or for its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from make import checkpoint, llama, llama_config
+
+from ckptkit.checkpoint import open_checkpoint
+from ckptkit.errors import UserError
+from ckptkit.serving.matrix import Making, bits, references
+from ckptkit.serving.prompts import prompts
+from ckptkit.serving.recording import Recording, digest, read, write
+from ckptkit.source import open_source
+
+from .fakes import recording
+
+
+def test_a_golden_file_comes_back(tmp_path: Path) -> None:
+    known = recording()._replace(rounding=(0.01, 0.05))
+    write(known, tmp_path / "golden.json")
+    assert read(str(tmp_path / "golden.json")) == known
+    assert json.loads((tmp_path / "golden.json").read_text("utf-8"))["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("schema"),
+        lambda content: content.update(schema=2),
+        lambda content: content["items"][0]["logprobs"].pop(),
+        lambda content: content["items"][0].update(prompt=[]),
+        lambda content: content["items"][0]["top"][0].pop(),
+        lambda content: content.pop("items"),
+    ],
+)
+def test_what_is_no_golden_file(tmp_path: Path, change: object) -> None:
+    path = tmp_path / "golden.json"
+    write(recording(), path)
+    content = json.loads(path.read_text("utf-8"))
+    change(content)  # type: ignore[operator]
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(UserError) as raised:
+        read(str(path))
+    assert (raised.value.findings[0].id, raised.value.exit_code) == ("usage.golden", 2)
+
+
+def test_our_own_prompts_differ_in_length() -> None:
+    lengths = [len(str(prompt.body)) for prompt in prompts()]
+    assert len(lengths) >= 5
+    assert max(lengths) > 20 * min(lengths)
+
+
+@pytest.mark.parametrize("line", ["", "{}", '{"name": "a", "text": ""}', '{"name": "a", "messages": []}', "text"])
+def test_what_is_no_prompt(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line, "utf-8")
+    with pytest.raises(UserError) as raised:
+        prompts(str(path))
+    assert raised.value.findings[0].id == "usage.prompts"
+
+
+# --- references --------------------------------------------------------------------------------------------
+
+
+def making(tmp_path: Path) -> Making:
+    from ckptkit.console import Progress
+
+    return Making(prompts(), 4, tmp_path, 1.0, Progress(lambda meter, last: None), lambda text: None)
+
+
+def test_a_golden_file_of_the_checkpoint_itself_is_its_own_reference(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", llama(), llama_config())
+    with open_source(str(folder)) as source:
+        opened = open_checkpoint(source)
+        golden = Recording({**recording().about, "source": digest(opened)}, recording().items)
+        refs = references({"model": opened}, None, golden, making(tmp_path))
+    assert (refs.source, refs.own["model"], refs.texts["model"]) == (None, golden, golden)
+
+
+def test_a_golden_file_is_what_a_url_is_judged_by(tmp_path: Path) -> None:
+    golden = recording()
+    refs = references({"url": None}, None, golden, making(tmp_path))
+    assert refs.own["url"] is golden
+
+
+def test_the_digest_sees_headers_and_config(tmp_path: Path) -> None:
+    found = set()
+    for number, config in enumerate([llama_config(), llama_config() | {"rope_theta": 5.0}]):
+        with open_source(str(checkpoint(tmp_path / f"model{number}", llama(), config))) as source:
+            found.add(digest(open_checkpoint(source)))
+    assert len(found) == 2
+
+
+def test_formats_by_their_narrowest_weights(tmp_path: Path) -> None:
+    groups = {"head": {"targets": ["lm_head"], "weights": {"num_bits": 8}}}
+    both = groups | {"body": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
+    tables = [None, groups, both]
+    found = []
+    for number, table in enumerate(tables):
+        quantization = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": table}}
+        config = llama_config() | (quantization if table else {})
+        with open_source(str(checkpoint(tmp_path / f"model{number}", llama(), config))) as source:
+            found.append(bits(open_checkpoint(source)))
+    assert found == ["dense", "8", "4"]
