@@ -46,9 +46,10 @@ class Packing(NamedTuple):
     """What a declaration says of a module's numbers; None where it does not.
 
     ``block``: rows and columns that share a scale, [1, size] for groups. ``gptq``: how GPTQ's zero points are stored.
-    ``symmetric`` is False where zero points are declared. ``strategy``: "tensor", "channel", "group" or "block", where the
-    module itself is meant and not only its neighbours. ``numbers``: "int" or "float". ``ordered``: which group an input
-    is of stands in a tensor (act-order). ``unknown``: a way to pack words that is declared, and not known.
+    ``symmetric`` is False where zero points are declared. Where the module itself is meant, and not only others that are
+    packed alike: ``strategy`` ("tensor", "channel", "group" or "block") and ``numbers`` ("int" or "float").
+    ``ordered``: which group an input is of stands in a tensor (act-order). ``unknown``: a way to pack words that is
+    declared, and not known.
     """
 
     bits: int | None = None

@@ -38,7 +38,7 @@ def _look(step: Step, source: Source) -> Finding | None:
         return None
     if largest == _NAN:
         message = f"{scale.file}: {scale.name} holds NaN"
-        hint = "fetch the file again; NaN scales are no weight's"
+        hint = "fetch the file again; --dtype bf16 --allow data.nan keeps it"
         return Finding("data.nan", message, file=scale.file, tensor=scale.name, hint=hint)
     if all(_fits(step, source)):
         return None

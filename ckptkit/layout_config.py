@@ -91,7 +91,7 @@ def fault(config: Config) -> str | None:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == len({*map(str, value)}) == 3 and all(map(_is_text, value))
+    return isinstance(value, list | tuple) and len(value) == len({*map(str, value)}) == 3 and all(map(_is_text, value))
 
 
 def _is_text(value: Any) -> bool:

@@ -90,7 +90,8 @@ def listed(texts: Iterable[str]) -> Iterator[str]:
 
 def resume_command(arguments: Sequence[str]) -> str:
     """What to type to go on with an interrupted run of ``ckptkit ARGUMENTS``."""
-    again = [argument for argument in arguments if argument not in {"--resume", "--overwrite"}]
+    left_out = {"--resume", "--overwrite", "--no-progress"}
+    again = [argument for argument in arguments if argument not in left_out]
     return shlex.join(["ckptkit", *again, "--resume"])
 
 

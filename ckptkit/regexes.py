@@ -33,6 +33,7 @@ _LOOKS = {"ASSERT", "ASSERT_NOT"}
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT"}
 _MANY = 10  # repeats from here on count as endless
 _LENGTH = 256  # characters of a name for which ways to match are counted
+_POWER = 40  # as much as a power of 2 needs to be too many
 _MOST = 10_000_000  # ways that may be tried: about a second
 
 _Item = tuple[Any, Any]
@@ -172,7 +173,7 @@ def _options(kind: Any, value: Any) -> float:
         return sum(map(_ways, value[1]))
     if str(kind) in _REPEATS and not _is_endless(kind, value):
         body = min(_ways(value[2]), _MOST + 1) if _is_ambiguous(value[2]) else 1.0
-        return float(min(1 + value[1] - value[0], _LENGTH) * body ** min(value[1], _MANY))
+        return float(min(1 + value[1] - value[0], _LENGTH) * body ** min(value[1], _POWER))
     return 1.0
 
 

@@ -6,6 +6,8 @@ read with ``weights_only``: no code in it is run. Definition: ``torch.save`` (2.
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint import CONFIG, Checkpoint, open_checkpoint, parse_json
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 STATE = "training_state.pt"
 _DRAFT = "draft_state_dict"
+_EXPORT = "save a dict of plain tensors as draft_state_dict, or export the draft with SpecForge"
 
 
 def is_training_state(source: Source) -> bool:
@@ -47,11 +50,38 @@ def open_training_state(source: Source) -> Checkpoint:
 def _load(source: Source) -> Any:
     import torch
 
+    _check_zip(source)
+    path = source.files[STATE].path
     try:
-        return torch.load(source.files[STATE].path, map_location="meta", weights_only=True)
-    except Exception as error:  # pickle, zip and torch raise what they like
-        why = str(error).partition("\n")[0]
-        raise _unfit(f"{STATE} cannot be read without running code: {why}", "export it with SpecForge first") from None
+        return torch.load(path, map_location="meta", weights_only=True)
+    except Exception:  # pickle, zip and torch raise what they like
+        asked = _asked(path)
+    if asked:
+        message = f"{STATE} needs code to be run that it names: {', '.join(asked)}; it was not"
+        raise fail("source.training-state", message, file=STATE, hint=_EXPORT, data={"globals": asked})
+    raise _unfit(f"{STATE} is a zip, and what is in it is not what torch.save writes", "write it again")
+
+
+def _check_zip(source: Source) -> None:
+    """Raises UserError (``source.training-state``) unless the file is a whole zip."""
+    info = source.files[STATE]
+    if not info.size:
+        raise _unfit(f"{STATE} is empty", "copy it again")
+    if source.read(STATE, 0, min(4, info.size)) != b"PK\3\4"[: info.size]:
+        raise _unfit(f"{STATE} is no file that torch.save has written since torch 1.6", "save it anew with torch.save")
+    if not zipfile.is_zipfile(info.path):
+        raise _unfit(f"{STATE} is cut off: the list of its records, at its end, is missing", "copy it again")
+
+
+def _asked(path: Path) -> list[str]:
+    """The functions and classes that a pickle wants called, and that are not torch's for tensors."""
+    import torch
+
+    try:
+        found: list[str] = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # of whatever kind: the bytes are anybody's
+        return []
+    return found
 
 
 def _config(source: Source) -> dict[str, Any] | None:

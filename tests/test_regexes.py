@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -13,11 +14,21 @@ from ckptkit.regexes import compiled
 
 ENDLESS = [
     r"(a+)+$", r"(?:a*)*b", r"([a-z]+)*$", r".*(\w+\d*)+!", r"(.*\.)*x", r"(a|ab|b)+c", r"((x+x+)+y)*",
-    r"(?:a?b?)*c", r"(a{1,30}){1,30}$", r"^(([a-z])+.)+[A-Z]", r"(?=(a+)+$)", r"(?:\S+\s*)+$", r"(?i)(a+A?)+$",
+    r"(.|.)*z$", r"(a?){30}a{30}$", r"(.|..)*z$", r"((a|a)b)*$", r"(?:foo|f.o)*$", r"(?:(?:.|.)x)*$", r"(?:a?b?)*c", r"(a{1,30}){1,30}$", r"^(([a-z])+.)+[A-Z]", r"(?=(a+)+$)", r"(?:\S+\s*)+$", r"(?i)(a+A?)+$",
+]  # fmt: skip
+# Their borders can lie in too many places: the ways are 256 over 4 and more, or a power of 2.
+LONG = [
+    r".*.*.*.*.*.*.*.*.*.*x$", r".*.*.*.*x$", r"\w*.*\w*.*\w*x$", r"(a*)(a*)(a*)(a*)(a*)b", r"(.*)(.*)(.*)(.*)\1$",
+    r"(.*|x)(.*|x)(.*|x)(.*|x)y", r"(.*.*){9}x", r"(a{1,9}){9}$", ".?" * 30 + "x$", r"(?:.*a){2,9}$",
+    r"(?!.*.*.*.*x).*", r"(?=.*.*.*.*x)", r".*.*.*(?=.*.*.*x)", r"[a-m]*[g-z]*[a-m]*[g-z]*[a-m]*[g-z]*1$",
 ]  # fmt: skip
 SOUND = [
     r".*lm_head$", r"^(?:.*\.)?layers\.(?:1|2|13)\.mlp\.up_proj$", r"(?:\w+\.)*lm_head", r"(?:(?:model|language_model)\.)*norm",
     r".*(visual|vision|audio).*", r"(abc)*$", r"(?:foo|bar)+x", r"[^.]+(?:\.[^.]+)*", r"(?:[a-z]+_)*proj", r"(\d{2}:)*x",
+    r".*\.layers\.\d+\..*(q|k|v)_proj$", r".*model.*layers.*self_attn.*q_proj.*weight$", r".*.*x$", r"(\w|\d)+$",
+    r"(?!.*a)(?!.*b)(?!.*c)(?!.*d)(?!.*e)(?!.*f).*", r"(?:.*\.)?(?:.*\.)?x", r"(?:\w+\.){2,5}weight", r".*\..*\..*$",
+    r"\w+\.\w+\.\w+\.\w+\.\w+\.\w+\.\w+$", r"(.*\.q_proj|.*\.k_proj|.*\.v_proj|.*\.o_proj)$",
+    r".*\.mlp\..*\.experts\..*\..*_proj$", r".*visual.*|.*vision.*|.*audio.*|.*mtp.*|.*lm_head.*",
     r".*\.(gate|up)_proj", r"(?>a+)+b", r"(?:a++)*b", r"([\w-]+\.){2,}weight", r"(.)\1",
 ]  # fmt: skip
 
@@ -30,6 +41,23 @@ def test_endless(text: str) -> None:
         pattern(f"re:{text}")
     assert [finding.id for finding in caught.value.findings] == ["recipe.pattern"]
     assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_too_long(text: str) -> None:
+    with pytest.raises(re.error, match="too long"):
+        compiled(text)
+    with pytest.raises(UserError) as caught:
+        pattern(f"re:{text}")
+    assert [finding.id for finding in caught.value.findings] == ["recipe.pattern"]
+
+
+@pytest.mark.parametrize("name", ["a" * 120 + "!", "." * 120 + "!", "a." * 60 + "!", "ab_" * 40 + "!"])
+@pytest.mark.parametrize("text", SOUND)
+def test_what_is_let_through_ends_soon(text: str, name: str) -> None:
+    began = time.process_time()
+    compiled(text).match(name)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("text", SOUND)

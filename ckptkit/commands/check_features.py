@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..checkpoint import open_checkpoint, parse_json
+from ..checkpoint import CONFIG, open_checkpoint, parse_json
 from ..checks import WHOLE, Level, Outcome, run_probes
 from ..console import Console
-from ..errors import Finding, fail, unreadable
-from ..features.draft import Draft, draft_of
+from ..errors import Finding, UserError, fail, unreadable
+from ..features.draft import WANTED, Draft, draft_of
 from ..features.pages import PAGES
 from ..features.probes import PROBES, Captured
 from ..manifest import environment
 from ..options import command
 from ..report import Report, Run, make_report, place_of
-from ..source import open_source
+from ..source import Source, open_source
 from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
 from .verify import sample_of
 
@@ -88,20 +88,35 @@ def _wanted(level: Level, asked: Asked) -> bool:
 
 
 def _draft(path: str) -> Draft:
+    hint = f"--draft-config {path}/{CONFIG}" if Path(path, CONFIG).is_file() else WANTED
     try:
         text = Path(path).read_text("utf-8")
     except OSError as error:
-        raise unreadable(error, "source.missing", path) from None
+        raise unreadable(error, "source.missing", path, hint) from None
     except UnicodeDecodeError as error:
-        raise fail("config.parse", f"{path} is not UTF-8 text (byte {error.start})", file=path) from None
-    config = parse_json(text, path, "config.parse")
+        raise fail("config.parse", f"{path} is not UTF-8 text (byte {error.start})", file=path, hint=hint) from None
+    try:
+        config = parse_json(text, path, "config.parse")
+    except UserError as error:
+        raise UserError(replace(finding, hint=finding.hint or hint) for finding in error.findings) from None
     if not isinstance(config, dict):
-        raise fail("config.parse", f"{path} is a JSON {type(config).__name__}, not an object", file=path)
+        raise fail("config.parse", f"{path} is a JSON {type(config).__name__}, not an object", file=path, hint=hint)
     return draft_of(config, path)
 
 
+def _features(folder: str) -> Source:
+    """The folder of features: nothing else is, and no name on the Hub. Raises UserError (``source.*``)."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        missing = not path.exists()
+        message = f"{folder} does not exist" if missing else f"{folder} is not a folder"
+        hint = "give the folder that a capture of the target has written"
+        raise fail("source.missing" if missing else "source.kind", message, file=folder, hint=hint)
+    return open_source(folder)
+
+
 def _captured(console: Console, folder: str, asked: Asked, draft: Draft, opened: contextlib.ExitStack) -> Captured:
-    source = opened.enter_context(open_source(folder))
+    source = opened.enter_context(_features(folder))
     target, misfits = None, list[Finding]()
     if asked.target:
         from ..features.target import target_of

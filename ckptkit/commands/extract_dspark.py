@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +13,20 @@ from typing import Any, NamedTuple
 import click
 
 from ..checkpoint import CONFIG, Checkpoint, joined, open_checkpoint
-from ..console import Console, Table
+from ..console import Console, Table, fmt_count
 from ..drafts.dense import find as find_dense
 from ..drafts.fingerprint import fingerprint, mismatch, recorded
 from ..drafts.identify import Fact, Layout, holds_v4
-from ..drafts.keeping import same_values
-from ..errors import UserError, fail
+from ..drafts.keeping import nan_in_copies, same_values
+from ..errors import Finding, UserError, fail
 from ..exactness import inexact
+from ..execute import preflight
 from ..options import command
-from ..plan import Plan
-from ..planners.draft_source import Found, find_draft, raise_errors
+from ..plan import COPY, Plan
+from ..planners.draft_source import Found, asked_for, find_draft, raise_errors
 from ..planners.draft_steps import Original, comparisons
 from ..planners.extract_dense import plan_dense
-from ..planners.extract_dspark import Extracted, Wanted, plan_extract
+from ..planners.extract_dspark import Extracted, Wanted, other_original, plan_extract
 from ..source import Source, open_source
 from ..torch_file import STATE, is_training_state, open_training_state
 from .making import How, make, make_options, output_problems_too
@@ -73,7 +75,7 @@ def extract_dspark(
     SpecForge's, hf speculators'. MiniMax-M3.1's draft is cut out under its own names.
 
     SRC may be a target, also one with a dspark folder, a draft in any layout, or a trainer's checkpoint
-    (training_state.pt). It is the current folder if left out, OUT ./<SRC>-dspark.
+    (training_state.pt). It is the current folder if left out; OUT is ./<SRC>-dspark, or that beside SRC from within it.
 
     \b
     Examples:
@@ -82,12 +84,12 @@ def extract_dspark(
       ckptkit extract-dspark ./trained ./draft --base ./DeepSeek-V4-Flash-DSpark
     """
     src = src or _here()
-    target = Path(out or f"./{_name(src)}-dspark")
+    target = Path(out or _beside(src))
     wanted = Wanted(Layout(layout), dequantize, _range(stages), embeddings == "copy")
     with ExitStack() as stack:
         source = stack.enter_context(open_carrier(src))
         with output_problems_too(source, str(target), how.options):
-            made = _planned(source, stack.enter_context(open_source(base)) if base else None, wanted, how)
+            made = _planned(source, stack.enter_context(open_source(base)) if base else None, wanted, how, target)
         plan = _settled(made.extracted.plan, target)
         make(console, made.checkpoint, plan, target, how, made.extracted.warnings, list(_told(plan.settings)))
 
@@ -99,8 +101,11 @@ def _here() -> str:
     return "."
 
 
-def _name(src: str) -> str:
-    return Path(src).resolve().name.removesuffix(".safetensors")
+def _beside(src: str) -> str:
+    """``./<name>-dspark``; beside the source where that would lie in it."""
+    source, here = Path(src).resolve(), Path.cwd()
+    name = f"{source.name.removesuffix('.safetensors')}-dspark"
+    return f"./{name}" if source not in (here, *here.parents) else os.path.relpath(source.parent / name)
 
 
 def _range(stages: str | None) -> tuple[int, int] | None:
@@ -126,7 +131,7 @@ class _Made(NamedTuple):
     extracted: Extracted
 
 
-def _planned(source: Source, base: Source | None, wanted: Wanted, how: How) -> _Made:
+def _planned(source: Source, base: Source | None, wanted: Wanted, how: How, out: Path) -> _Made:
     checkpoint = open_training_state(source) if is_training_state(source) else open_checkpoint(source)
     dense = None if holds_v4(checkpoint.tensors) else find_dense(checkpoint.tensors)
     if dense is not None and base is not None:
@@ -136,23 +141,35 @@ def _planned(source: Source, base: Source | None, wanted: Wanted, how: How) -> _
         options: Any = {"include": how.include, "allow": how.allow}
         target = recorded(checkpoint.config) or (fingerprint(checkpoint) if dense.family.inside else {})
         return _Made(checkpoint, plan_dense(checkpoint, dense, wanted, target=target, **options))
-    return _planned_v4(checkpoint, open_checkpoint(base) if base else None, wanted, how)
+    return _planned_v4(checkpoint, open_checkpoint(base) if base else None, wanted, how, out)
 
 
-def _planned_v4(checkpoint: Checkpoint, base: Checkpoint | None, wanted: Wanted, how: How) -> _Made:
+def _planned_v4(checkpoint: Checkpoint, base: Checkpoint | None, wanted: Wanted, how: How, out: Path) -> _Made:
     found, joint, original = find_draft(checkpoint, base.config if base else None), checkpoint, None
     target = target_of(checkpoint, found)
     if base is not None:
-        joint, of_base = joined(checkpoint, {_BASE: base}), find_draft(base)
-        original = _original(found, of_base, joint.source, how)
+        with asked_for("--base"):
+            joint, of_base = joined(checkpoint, {_BASE: base}), find_draft(base)
         now = target_of(base, of_base)
         found.findings.extend(mismatch(target, lambda: now))
+        raise_errors([*found.findings, *of_base.findings, *other_original(found, of_base)], how.allow)
+        require_room(preflight(None, joint.source, out, how.options), how)
+        original = _original(found, of_base, joint.source, how)
         target = now or target
     extracted = plan_extract(checkpoint, found, wanted, original, target=target, include=how.include, allow=how.allow)
     rounded = inexact(extracted.plan, joint.source, how.options.jobs)
     if rounded:
         raise UserError(replace(finding, hint="--dequantize bf16 holds all") for finding in rounded)
-    return _Made(joint, extracted)
+    steps = list(extracted.plan.steps())
+    is_read = base is not None or any(step.op != COPY for step in steps)
+    holding = raise_errors(nan_in_copies(steps, joint.source, how.options.jobs) if is_read else (), how.allow)
+    return _Made(joint, extracted._replace(warnings=(*extracted.warnings, *holding)))
+
+
+def require_room(blocked: Sequence[Finding], how: How) -> None:
+    """Raise UserError with what keeps OUT from being written, before values are read; a dry run tells it at its end."""
+    if blocked and not how.dry_run:
+        raise UserError(blocked)
 
 
 def target_of(checkpoint: Checkpoint, found: Found) -> dict[str, str]:
@@ -162,7 +179,6 @@ def target_of(checkpoint: Checkpoint, found: Found) -> dict[str, str]:
 
 def _original(found: Found, theirs: Found, source: Source, how: How) -> tuple[Found, Original]:
     """The original, and which of its tensors the draft still has; ``source`` is of both."""
-    raise_errors(theirs.findings, how.allow)
     tensors = {name: ref._replace(file=f"{_BASE}:{ref.file}") for name, ref in theirs.draft.tensors.items()}
     compared = comparisons(found.draft.tensors, tensors, theirs.form.block)
     return theirs, Original(tensors, same_values(compared, source, how.options.jobs))
@@ -177,7 +193,7 @@ def _settled(plan: Plan, out: Path) -> Plan:
 def _told(settings: Mapping[str, Any]) -> Iterator[str | Table]:
     """What the draft is, who says so, and how engines are started with it."""
     draft = settings["draft"]
-    yield f"draft  {draft['kind']}, {draft['stages']} stages, layout {draft['from']}"
+    yield f"draft  {draft['kind']}, {fmt_count(draft['stages'], 'stage')}, layout {draft['from']}"
     rows = [_row(Fact(what, said)) for what, said in draft["says"].items()]
     yield Table(("figure", "agreed", "said by"), rows, "<<<")
     yield from (f"{engine}  {line}" for engine, line in settings["launch"].items())

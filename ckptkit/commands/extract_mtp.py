@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from ..checkpoint import open_checkpoint
+from ..checks.part import misdeclared
 from ..console import Console, fmt_count
 from ..options import command
+from ..planners.allowing import passed_over
 from ..planners.extract_mtp import Extracted, Wanted, plan_extract_mtp
 from ..source import open_source
 from .making import How, make, make_options, output_problems_too
@@ -33,7 +35,8 @@ def extract_mtp(console: Console, src: str | None, out: str | None, renumber: bo
     config.json says of quantization, where these layers are quantized. Embedding and head are the target's; layers that
     hold copies keep them.
 
-    What loads the result is told, and stands in ckptkit.json. SRC is the current folder if left out, OUT ./<SRC>-mtp.
+    What loads the result is told, and stands in ckptkit.json. SRC is the current folder if left out, OUT ./<SRC>-mtp, or
+    beside SRC if that is the current folder.
 
     \b
     Examples:
@@ -48,9 +51,11 @@ def extract_mtp(console: Console, src: str | None, out: str | None, renumber: bo
         with output_problems_too(source, str(target), how.options):
             checkpoint = open_checkpoint(source)
             extracted = plan_extract_mtp(checkpoint, wanted, how.include, how.allow)
+            misread = passed_over(misdeclared(checkpoint, extracted.layers.names), how.allow, lambda id: False)
+        warnings = [*extracted.warnings, *(misread if how.dry_run else ())]  # the check of a result tells it, too
         lines = {engine: line.replace("{out}", str(target)) for engine, line in extracted.launch.items()}
         plan = replace(extracted.plan, settings={**extracted.plan.settings, "launch": lines})
-        make(console, checkpoint, plan, target, how, extracted.warnings, list(_told(extracted, lines)))
+        make(console, checkpoint, plan, target, how, warnings, list(_told(extracted, lines)))
 
 
 def _told(extracted: Extracted, lines: dict[str, str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ..options import command
 from ..patterns import meant, pattern
 from ..plan import Ref
 from ..source import open_source
+from ..torch_file import open_draft
 from .draft_page import page_data, page_lines
 
 
@@ -53,7 +54,7 @@ def inspect(
     """
     _check_options(patterns, **{"--tensors": list_tensors, "--group": bool(group), "--draft": draft})
     with open_source(src) as source:
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_draft(source) if draft else open_checkpoint(source)
     if draft:
         found = costs(checkpoint)
         data, human = page_data(found, cards), page_lines(src, found, cards)

@@ -46,8 +46,10 @@ def make_options(function: Callable[..., None]) -> Callable[..., None]:
     def collected(*args: Any, dry_run: bool, plan_path: str | None, include: Any, allow: Any, **rest: Any) -> None:
         run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite")}
         _check_options(plan_path, **run)
+        allowed = frozenset(listed(allow))
+        _check_allow(allowed)
         options = Options(**run, verify=not rest.pop("no_verify"), resume_command=resume_command(sys.argv[1:]))
-        function(*args, how=How(dry_run, plan_path, include, frozenset(listed(allow)), options), **rest)
+        function(*args, how=How(dry_run, plan_path, include, allowed, options), **rest)
 
     collected.__name__, collected.__doc__ = function.__name__, function.__doc__
     collected.__dict__.update(function.__dict__)
@@ -83,6 +85,27 @@ def _check_options(plan_path: str | None, *, device: str, resume: bool, overwrit
         raise fail("usage.device", f"--device {device}: neither cpu nor cuda", hint="--device cpu, --device cuda:0")
 
 
+# What ids begin with that are of no check, or all of such an id.
+_OTHERS = frozenset({
+    "plan", "recipe", "decode", "dequantize", "unpack", "draft", "extract", "attach", "source", "output", "usage", "data",
+    "confidence-head-missing", "target-mismatch",
+})  # fmt: skip
+
+
+def _check_allow(allow: frozenset[str]) -> None:
+    """Raises UserError (``usage.pattern-unmatched``) for ids that nothing has: of no planner, and of no check."""
+    if not allow:
+        return
+    from ..checks import pages
+
+    checks = pages()
+    for id in sorted(allow - checks.keys()):
+        if id.partition(".")[0] not in _OTHERS:
+            like = nearest(id, checks)
+            hint = f"--allow {like}" if like else "a refusal tells how to pass it over; ckptkit checks lists other ids"
+            raise fail("usage.pattern-unmatched", f"--allow {id}: nothing has that id", hint=hint)
+
+
 @contextlib.contextmanager
 def output_problems_too(source: Source, out: str | None, options: Options) -> Iterator[None]:
     """Let what is wrong with source and plan be told together with what is wrong with OUT."""
@@ -90,7 +113,8 @@ def output_problems_too(source: Source, out: str | None, options: Options) -> It
         yield
     except UserError as error:
         more = preflight(None, source, Path(out), options) if out else []
-        raise UserError([_filled_in(finding, source, out) for finding in (*error.findings, *more)]) from None
+        found = [*error.findings, *(finding for finding in more if finding not in error.findings)]
+        raise UserError([_filled_in(finding, source, out) for finding in found]) from None
 
 
 def _filled_in(finding: Finding, source: Source, out: str | None) -> Finding:
@@ -119,7 +143,8 @@ def make(
     if how.plan_path:
         _write_plan(plan, checkpoint, how.plan_path)
     blocked = preflight(plan, source, out, how.options) if out else []
-    warnings = [*warnings, *_dangling(source), *_unused(how.allow, warnings)]
+    told_of = [_filled_in(finding, source, str(out) if out else None) for finding in warnings]
+    warnings = [*told_of, *_dangling(source), *_unused(how.allow, warnings)]
     if out and not blocked:
         warnings += not_linked(plan, source, out, how.options)
     if how.dry_run:
@@ -186,26 +211,17 @@ def _check_include(source: Source, patterns: Sequence[str]) -> None:
 def _unused(allow: Collection[str], warnings: Sequence[Finding]) -> Iterator[Finding]:
     """Warnings, ``usage.allow-unused``, for ids of planners that passed over nothing.
 
-    Whether ids of checks will is for the check of the result to show; UserError (``usage.pattern-unmatched``) for one no
-    check has. An id of ``data`` is obeyed without a word.
+    Whether ids of checks will is for the check of the result to show.
     """
     unmet = sorted(set(allow) - {finding.id for finding in warnings})
     if not unmet:
         return
     from ..checks import pages
 
-    checks = pages()
-    families = {id.partition(".")[0] for id in checks} - {"data"}
-    for id in unmet:
-        family = id.partition(".")[0]
-        if family not in families | {"data"}:
-            message = f"--allow {id} passed over nothing"
-            yield Finding("usage.allow-unused", message, severity="warning", hint="leave it out")
-        elif family in families and id not in checks:
-            like = nearest(id, checks)
-            raise fail(
-                "usage.pattern-unmatched", f"--allow {id}: no check has that id", hint=like and f"--allow {like}"
-            )
+    families = {id.partition(".")[0] for id in pages()}
+    for id in (id for id in unmet if id.partition(".")[0] not in families):
+        message = f"--allow {id} passed over nothing"
+        yield Finding("usage.allow-unused", message, severity="warning", hint="leave it out")
 
 
 def _dangling(source: Source) -> Iterator[Finding]:

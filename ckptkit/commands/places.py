@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..checkpoint import CONFIG
@@ -16,6 +17,8 @@ def here(example: str) -> str:
 
 
 def beside(src: str, part: str) -> Path:
-    """``./<name of SRC>-<part>``."""
-    name = Path(src).resolve().name.removesuffix(".safetensors")
-    return Path(f"{name}-{part}")
+    """``<name of SRC>-<part>`` in the current folder; where that is SRC, or lies in it, beside SRC."""
+    source = Path(src).resolve()
+    inside = Path.cwd().is_relative_to(source)
+    name = f"{source.name.removesuffix('.safetensors')}-{part}"
+    return Path(os.path.relpath(source.parent), name) if inside else Path(name)

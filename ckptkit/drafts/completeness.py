@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any, NamedTuple
 
 from ..errors import Finding
@@ -21,6 +22,7 @@ CONFIDENCE = "confidence-head-missing"
 _MOST_COMPARED = 100  # missing names that a name is compared with: what it may have been meant for
 _ROUTED = re.compile(r"mtp\.\d+\.ffn\.experts\.\d+\.w[123]\.weight")
 _LINEAR = re.compile(r"mtp\.\d+\.(?:attn\.w[qko]\w+|ffn\.shared_experts\.w[123]|main_proj)\.weight")
+_SCALES = (".weight_scale_inv", ".weight_scale", ".scale_inv")  # what other tools call a scale
 _FORMS = {"I8": "fp4", "U8": "fp4", "F4": "fp4", "F8_E4M3": "fp8", "BF16": "bf16", "F32": "bf16", "F16": "bf16"}
 
 
@@ -84,11 +86,17 @@ def check(draft: Draft, expected: Table) -> Iterator[Finding]:
     yield from (_no_stage(stage, draft.stages) for stage in absent)
     missing = [name for name, wanted in expected.items() if name not in draft.tensors and not wanted.optional]
     missing = [name for name in missing if (split_stage(name) or (0, ""))[0] not in absent]
+    renamed = {name: wanted for name in draft.tensors if (wanted := _meant(name)) and wanted in missing}
+    yield from _other_scales(renamed, draft.tensors)
+    missing = [name for name in missing if name not in set(renamed.values())]
     yield from (_missing(name, expected[name], draft.tensors) for name in missing)
     homes = _homes(expected)
+    twice = {name for name in draft.tensors if name not in expected and _elsewhere(name, homes) in draft.tensors}
+    yield from _twice(twice, homes, draft.tensors)
     for name, ref in draft.tensors.items():
         if name not in expected:
-            yield _unexpected(name, ref, homes, missing)
+            if name not in renamed and name not in twice:
+                yield _unexpected(name, ref, homes, missing)
         elif not expected[name].fits(ref.dtype, ref.shape):
             yield _misfit(name, ref, expected[name])
 
@@ -102,9 +110,52 @@ def _homes(expected: Table) -> dict[str, list[int]]:
 
 
 def _no_stage(stage: int, stages: int) -> Finding:
-    message = f"the draft has stage {stages - 1} (mtp.{stages - 1}) and no tensor of stage {stage}"
+    message = f"the draft has {stages} stages, and there is no tensor of stage {stage} (mtp.{stage}.*)"
     hint = "fetch the shards that hold it"
     return Finding("draft.stage-missing", message, tensor=f"mtp.{stage}", hint=hint, data={"stage": stage})
+
+
+def _meant(name: str) -> str | None:
+    """The scale that a tensor is by another tool's name for scales."""
+    ending = next((ending for ending in _SCALES if name.endswith(ending)), None)
+    return f"{name.removesuffix(ending)}.scale" if ending else None
+
+
+def _other_scales(renamed: Mapping[str, str], tensors: Mapping[str, Ref]) -> Iterator[Finding]:
+    """One finding for all scales that one ending would give their names."""
+    for ending in _SCALES:
+        names = [name for name in renamed if name.endswith(ending) and _meant(name) == renamed[name]]
+        names = [name for name in names if next(e for e in _SCALES if name.endswith(e)) == ending]
+        if names:
+            message = (
+                f"scales of the draft that end in {ending}: {len(names)} ({names[0]}); official names end in .scale"
+            )
+            rule = quote(f"re:^(mtp\\..*){re.escape(ending)}$=\\1.scale")
+            hint = f"ckptkit reshard SRC OUT --rename {rule}"
+            data = {"tensors": len(names)}
+            yield Finding("draft.unknown", message, file=tensors[names[0]].file, tensor=names[0], hint=hint, data=data)
+
+
+def _elsewhere(name: str, homes: Mapping[str, Sequence[int]]) -> str | None:
+    """The name that a tensor would have at the only stage it belongs to."""
+    stage, rest = split_stage(name) or (0, name)
+    stages = homes.get(rest, ())
+    return f"mtp.{stages[0]}.{rest}" if len(stages) == 1 and stage <= max(map(max, homes.values())) else None
+
+
+def _twice(names: Collection[str], homes: Mapping[str, Sequence[int]], tensors: Mapping[str, Ref]) -> Iterator[Finding]:
+    """A finding for each module that is at its own stage and at another one too."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        stage, rest = split_stage(name) or (0, name)
+        modules.setdefault(f"mtp.{stage}.{rest.partition('.')[0]}", []).append(name)
+    for module, mine in sorted(modules.items()):
+        first = min(mine)
+        message = (
+            f"{module} is at its own stage too, as {_elsewhere(first, homes)}: engines keep whichever they read last"
+        )
+        hint = f"ckptkit reshard SRC OUT --drop {quote(module + '.*' if module not in mine else module)}"
+        yield Finding("draft.misplaced", message, file=tensors[first].file, tensor=first, hint=hint)
 
 
 def _missing(name: str, wanted: Expected, tensors: Mapping[str, Ref]) -> Finding:
@@ -130,7 +181,7 @@ def _unexpected(name: str, ref: Ref, homes: Mapping[str, Sequence[int]], missing
     elsewhere = homes.get(rest, ())
     if elsewhere and stage <= max(map(max, homes.values())):
         message = f"{name} belongs to stage {elsewhere[0]}, not to stage {stage}"
-        hint = f"ckptkit reshard SRC OUT --rename {name}=mtp.{elsewhere[0]}.{rest}, if it is the only one"
+        hint = f"ckptkit reshard SRC OUT --rename {name}=mtp.{elsewhere[0]}.{rest}"
         return Finding("draft.misplaced", message, hint=hint, **about)
     like = nearest(name, missing) if len(missing) <= _MOST_COMPARED else None
     hint = f"did you mean {like}?" if like else f"ckptkit reshard SRC OUT --drop {name} leaves it out"

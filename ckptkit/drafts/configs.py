@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..families.config import config_value, text_configs
+from .declaration import declare
 from .identify import Layout
 from .tables import Config, Form, form_of, is_v41, taps
 
@@ -56,14 +57,26 @@ def with_stages(config: Config, stages: int, form: Form) -> dict[str, Any]:
     home = _home(found)
     home["n_mtp_layers"] = stages
     home.setdefault("sample_from_anchor", True)
-    declared = form_of(found)
+    settle(found, {"compress_ratios": _of_stages(found, stages)})
+    declare(found, stages, form)
     if form.linears == "bf16":
         for holder in _holders(found):
             for key in _QUANTIZED:
                 holder.pop(key, None)
-    elif form.experts != declared.experts:
-        next((holder for holder in _holders(found) if "expert_dtype" in holder), found)["expert_dtype"] = form.experts
     return found if is_v41(found) else _named(found)
+
+
+def settle(config: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set ``values`` in ``config`` where its keys stand; None leaves a key as it is."""
+    for key, value in values.items():
+        if value is not None:
+            next((holder for holder in _holders(config) if holder.get(key) is not None), config)[key] = value
+
+
+def _of_stages(config: Config, stages: int) -> list[Any] | None:
+    """``compress_ratios`` with an entry of 0 for each stage behind those of the target's layers."""
+    ratios, layers = (config_value(config, key) for key in ("compress_ratios", "num_hidden_layers"))
+    return ratios[:layers] + [0] * stages if isinstance(ratios, list) and type(layers) is int else None
 
 
 def configs(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..checkpoint import Checkpoint
 from ..errors import UserError, fail
 from ..families import config_value, draft_part
-from ..families.config import model_types
+from ..families.config import declared_drafts, model_types
 from ..header import Spec
 from .accounting import Figure, Part, Size, by_stage_and_part, serving, total, training
 from .identify import Kind, identify
@@ -52,10 +52,15 @@ class Costs(NamedTuple):
 def costs(checkpoint: Checkpoint) -> Costs:
     """The costs of the draft in ``checkpoint``, a target or a draft by itself.
 
-    Raises UserError: ``draft.none``, and ``config.draft-field`` where the config does not say how many experts are in use.
+    Raises UserError: ``draft.none``, ``draft.declared-only``, and ``config.draft-field`` where the config does not say how many experts are in use.
     """
     config = checkpoint.config or {}
     kind, specs, is_alone = _draft(checkpoint, config)
+    if kind == Kind.DECLARED and not specs:
+        keys = sorted(declared_drafts(config))
+        message = f"{checkpoint.source.uri} only declares a draft ({', '.join(keys)}): it holds no tensor of one"
+        hint = f"ckptkit inspect {checkpoint.source.uri} --group layer shows what it holds"
+        raise fail("draft.declared-only", message, file="config.json", hint=hint, data={"keys": keys})
     if not specs:
         message = f"{checkpoint.source.uri} holds no draft that is known here"
         hint = f"ckptkit inspect {checkpoint.source.uri} --group layer shows what it holds"
@@ -108,7 +113,7 @@ def _draft(checkpoint: Checkpoint, config: Config) -> tuple[str, list[Spec], boo
         return named or "DSpark", tensors, True
     part_of = draft_part(config)
     drafting = [(spec, part) for spec in tensors if (part := part_of(spec.name))]
-    return (str(drafting[0][1]) if drafting else "none"), [spec for spec, _ in drafting], False
+    return (str(drafting[0][1]) if drafting else str(found.kind)), [spec for spec, _ in drafting], False
 
 
 def _share(specs: Iterable[Spec], config: Config) -> Share:

@@ -57,6 +57,14 @@ def mismatch(was: Mapping[str, str], target: Callable[[], Mapping[str, str]]) ->
         yield Finding(ID, message, hint=hint, data={"differing": differing})
 
 
+def unrecorded(was: Mapping[str, str]) -> Iterator[Finding]:
+    """A warning, ``attach.target-unknown``, where nothing is known of the target that a draft was cut from."""
+    if not was.keys() & _TENSORS.keys():
+        message = f"the draft holds no record of its target ({KEY}): whether it was trained for this one cannot be told"
+        hint = "extract-dspark records it where the draft is cut out of its target"
+        yield Finding("attach.target-unknown", message, hint=hint, severity="warning")
+
+
 def _rows(source: Source, ref: Ref) -> Iterator[bytes]:
     yield f"{ref.dtype} {ref.shape}".encode()
     rows, width = row_view(ref.dtype, ref.shape)

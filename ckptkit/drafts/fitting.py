@@ -54,6 +54,10 @@ def misfits(draft: Draft, config: Config, target: Config) -> Iterator[Finding]:
         said = layers or f"dspark_target_layer_ids: {list(taps(config))} and {list(declared or ())}"
         yield _misfit("taps", f"the draft reads other layers than the target says; they differ in {said}")
     stages = _declared_stages(target)
+    if stages is None and draft.stages != len(taps(config)):
+        yield _misfit(
+            "stages", f"the draft has {draft.stages} stages and {len(taps(config))} taps: SGLang counts by taps"
+        )
     if stages is not None and stages != draft.stages:
         yield _misfit("stages", f"the draft has {draft.stages} stages, the target's config says {stages}")
 

@@ -16,7 +16,7 @@ from ..plan import Ref
 from .layouts import SHARED, from_hf, looks_like_hf, split_stage
 from .tables import Config, is_v41
 
-_MOST_STAGES = 64
+MOST_STAGES = 64
 
 # Names below ``mtp.<stage>.`` that only one kind has.
 _OF_DSPARK = ("main_proj.", "main_norm.", "markov_head.", "confidence_head.")
@@ -41,6 +41,18 @@ class Layout(StrEnum):
     SERVING = "serving"
     SPECFORGE = "specforge"
     HF = "hf"
+
+
+# Sizes of a config, and the tensors below a stage whose axis has them.
+_SHOWN = {
+    "hidden_size": (("attn_norm.weight", 0), ("ffn_norm.weight", 0), ("ffn.gate.weight", 1)),
+    "q_lora_rank": (("attn.q_norm.weight", 0), ("attn.wq_a.weight", 0)),
+    "head_dim": (("attn.kv_norm.weight", 0), ("attn.wkv.weight", 0)),
+    "num_attention_heads": (("attn.attn_sink", 0),),
+    "moe_intermediate_size": (("ffn.experts.0.w1.weight", 0), ("ffn.experts.0.w3.weight", 0)),
+    "n_routed_experts": (("ffn.gate.weight", 0), ("ffn.gate.bias", 0)),
+    "vocab_size": (("markov_head.markov_w1.weight", 0), ("markov_head.markov_w2.weight", 0)),
+}
 
 
 class Draft(NamedTuple):
@@ -82,7 +94,7 @@ def is_specforge(config: Config) -> bool:
 
 def _stage(name: str) -> int | None:
     found = split_stage(name)
-    return found[0] if found and found[0] < _MOST_STAGES else None
+    return found[0] if found and found[0] < MOST_STAGES else None
 
 
 def _kind(tensors: Mapping[str, Ref], stages: int, config: Config) -> Kind:
@@ -137,11 +149,11 @@ def facts(draft: Draft, config: Config) -> list[Fact]:
     markov = _shape(draft, f"{last}markov_head.markov_w1.weight") or _shape(draft, f"{last}markov_head.embed.weight")
     confidence = _shape(draft, f"{last}confidence_head.proj.weight")
     with_markov = config_value(config, "confidence_head_with_markov") is not False
-    of_v41 = draft.kind is Kind.DSPARK_V41
+    of_v41, is_served = draft.kind is Kind.DSPARK_V41, draft.layout is Layout.SERVING  # trainers count by num_layers
     found = {
         "stages": {
             "tensors": draft.stages,
-            "number of dspark_target_layer_ids": len(taps) if isinstance(taps, list) else None,
+            "number of dspark_target_layer_ids": len(taps) if isinstance(taps, list) and is_served else None,
             "n_mtp_layers": config_value(config, "n_mtp_layers"),
             "num_nextn_predict_layers": config_value(config, "num_nextn_predict_layers") if of_v41 else None,
             "dflash_config.num_layers": own.get("num_layers"),
@@ -172,36 +184,112 @@ def facts(draft: Draft, config: Config) -> list[Fact]:
     return [Fact(what, {who: v for who, v in said.items() if v is not None}) for what, said in found.items()]
 
 
+def shown(draft: Draft, config: Config) -> dict[str, int]:
+    """Sizes that ``config`` gives otherwise than two or more tensors do, all of which agree: as the tensors have them."""
+    found = {}
+    for key, witnesses in _SHOWN.items():
+        key = f"dspark_{key}" if config_value(config, f"dspark_{key}") else key
+        shapes = [_shape(draft, f"mtp.{stage}.{name}") for stage in range(draft.stages) for name, _ in witnesses]
+        axes = [axis for _ in range(draft.stages) for _, axis in witnesses]
+        sizes = [shape[axis] for shape, axis in zip(shapes, axes, strict=True) if len(shape) > axis]
+        stated = config_value(config, key)
+        if type(stated) is int and len(sizes) > 1 and set(sizes) == {sizes[0]} and sizes[0] not in (stated, 0):
+            found[key] = sizes[0]
+    return found
+
+
+def resolved(draft: Draft, config: Config) -> dict[str, Any]:
+    """What the tensors show otherwise than ``config``: sizes, stages, rank, stages' compression; by key."""
+    found: dict[str, Any] = dict(shown(draft, config))
+    said = {fact.what: fact.said for fact in facts(draft, {**config, **found})}
+    ranks = [value for who, value in said["rank"].items() if who.startswith("width")]
+    if len(ranks) > 1 and ranks[0] == ranks[1] and config_value(config, "dspark_markov_rank") is not None:
+        found["dspark_markov_rank"] = ranks[0]
+    for key in ("n_mtp_layers", "num_nextn_predict_layers"):
+        if key in said["stages"]:
+            found[key] = draft.stages
+    if config_value(config, "dspark_markov_head_type") is not None:
+        found["dspark_markov_head_type"] = "vanilla"
+    ratios, layers = (config_value(config, key) for key in ("compress_ratios", "num_hidden_layers"))
+    if isinstance(ratios, list) and type(layers) is int and 0 < layers <= len(ratios):
+        found["compress_ratios"] = ratios[:layers] + [0] * draft.stages
+    return {key: value for key, value in found.items() if config_value(config, key) != value}
+
+
 def disagreements(draft: Draft, config: Config) -> Iterator[Finding]:
-    """``draft.config`` for each figure that is said twice and differently, that is missing, or that cannot be."""
+    """``draft.config`` for each figure that is said twice and differently, that is missing, or that cannot be.
+
+    ``data.firm`` marks those that the tensors don't decide.
+    """
+    sizes, settled = shown(draft, config), resolved(draft, config)
+    for key, size in sizes.items():
+        yield _config(f"{key} is {config_value(config, key)}; the tensors have {size}", key, size)
+    yield from _ratios(draft, config)
+    config = {**config, **sizes}
     for fact in facts(draft, config):
         if not fact.agreed:
-            yield _finding(
-                fact, f"{fact.what}: {fact}", "tensors decide: set the others in config.json to what they say"
-            )
+            decided = not _still_differ(fact, settled)
+            hint = "set the others in config.json to what the tensors say"
+            yield _finding(fact, f"{fact.what}: {fact}", hint, decided)
         elif not fact.said:
             yield _finding(fact, f"no {fact.what} in config.json", "take config.json from the draft's target")
     taps, layers = (config_value(config, key) for key in ("dspark_target_layer_ids", "num_hidden_layers"))
     if isinstance(taps, list) and type(layers) is int and not all(type(t) is int and -1 <= t < layers for t in taps):
         yield _config(f"dspark_target_layer_ids is {taps}; the target has layers 0 to {layers - 1}", "taps")
+    elif isinstance(taps, list) and len({str(tap) for tap in taps}) < len(taps):
+        yield _config(f"dspark_target_layer_ids is {taps}: a layer is tapped twice", "taps")
     token, vocab = (config_value(config, key) for key in ("dspark_noise_token_id", "vocab_size"))
     if token is not None and type(vocab) is int and not (type(token) is int and 0 <= token < vocab):
         yield _config(f"dspark_noise_token_id is {token!r}; the vocabulary has {vocab:,} tokens", "noise token")
     size = config_value(config, "dspark_block_size")
     if size is not None and not (type(size) is int and size > 0):
         yield _config(f"dspark_block_size is {size!r}, no number of tokens", "block size")
-    if (draft.kind is Kind.DSPARK_V41) is not is_v41(config):
-        stated = ", ".join(model_types(config)) or "nothing"
+    head = config_value(config, "dspark_markov_head_type")
+    if head not in (None, "vanilla"):
+        yield _config(
+            f"dspark_markov_head_type is {head!r}; the tensors are those of a vanilla head", "head", "vanilla"
+        )
+    types = [name for name in model_types(config) if name]
+    is_other = bool(types) and not any(name.startswith("deepseek_v4") for name in types)
+    if is_other or (draft.kind is Kind.DSPARK_V41) is not is_v41(config):
+        stated = ", ".join(types) or "nothing"
         yield _config(f"the tensors are those of {draft.kind}, model_type says {stated}", "kind")
 
 
-def _finding(fact: Fact, message: str, hint: str) -> Finding:
-    return Finding("draft.config", message, file="config.json", hint=hint, data={"what": fact.what, **fact.said})
+def _still_differ(fact: Fact, settled: Config) -> bool:
+    """Whether those who say something of a figure still differ where ``settled`` is what the config says."""
+    values = [settled.get(who, value) for who, value in fact.said.items() if not who.startswith("dflash_config.")]
+    return any(value != values[0] for value in values)
 
 
-def _config(message: str, what: str) -> Finding:
-    hint = "take config.json from the draft's target"
-    return Finding("draft.config", f"config.json: {message}", file="config.json", hint=hint, data={"what": what})
+def _ratios(draft: Draft, config: Config) -> Iterator[Finding]:
+    """Stages attend without compression, and engines look for that behind the entries of the target's layers."""
+    ratios, layers = (config_value(config, key) for key in ("compress_ratios", "num_hidden_layers"))
+    if type(layers) is not int or layers < 1:
+        yield _config(f"num_hidden_layers is {layers!r}, no number of layers", "layers")
+    elif not isinstance(ratios, list) or len(ratios) < layers:
+        yield _config(f"compress_ratios gives no entry for each of {layers} layers and {draft.stages} stages", "ratios")
+    elif ratios[layers : layers + draft.stages] != [0] * draft.stages:
+        there = ratios[layers : layers + draft.stages]
+        message = f"compress_ratios is {there} for the stages, behind {layers} layers; engines ask for 0 for each"
+        yield _config(message, "ratios", [0] * draft.stages)
+
+
+def _finding(fact: Fact, message: str, hint: str, decided: bool = False) -> Finding:
+    data = {"what": fact.what, "firm": not decided, **fact.said}
+    return Finding("draft.config", message, file="config.json", hint=_or_allow(hint, decided), data=data)
+
+
+def _config(message: str, what: str, tensors: Any = None) -> Finding:
+    """``tensors`` is what they show, if they decide."""
+    hint = "take config.json from the draft's target" if tensors is None else f"set it to {tensors} in config.json"
+    data = {"what": what, "firm": tensors is None}
+    hint = _or_allow(hint, tensors is not None)
+    return Finding("draft.config", f"config.json: {message}", file="config.json", hint=hint, data=data)
+
+
+def _or_allow(hint: str, decided: bool) -> str:
+    return f"{hint}; or --allow draft.config writes what the tensors say" if decided else hint
 
 
 def _shape(draft: Draft, name: str) -> tuple[int, ...]:

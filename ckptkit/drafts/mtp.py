@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ..families import Kind, draft_part
@@ -45,12 +46,13 @@ def find(tensors: Mapping[str, Any], config: Config) -> Layers | None:
     """The layers that predict further tokens among ``tensors``; None where no family has any there.
 
     Tensors that no other layers have must be there. Of families that have any a model's that the config names comes
-    first, then one that is bound to no model, then the one that most tensors speak for. Tensors with names alike that
-    the table does not know belong to the layers too.
+    first, wherever they lie, then one that is bound to no model, then the one that most tensors speak for. Tensors with
+    names alike that the table does not know belong to the layers too.
     """
-    near, stated = _near(tensors, config), {*model_types(config), *_architectures(config)}
+    stated = {*model_types(config), *_architectures(config)}
+    near = _near(tensors, config, stated)
     ranked = []
-    for found in (found for family in families() if (found := _layers(family, near, config))):
+    for found in (found for family in families() if (found := _layers(family, near, config, stated))):
         models, like = found.family.models, likeness(found, config)
         if like:
             ranked.append((not stated.isdisjoint(models), not models, like, found))
@@ -67,18 +69,30 @@ def find(tensors: Mapping[str, Any], config: Config) -> Layers | None:
     )
 
 
+def first_past(names: Iterable[str]) -> tuple[str, int] | None:
+    """The first layer of those that may lie behind the model's own, by a tensor that only such have: its name, the number.
+
+    It tells where the model's own layers end, whatever the config says.
+    """
+    kinds = [family for family in families() if family.is_past and not family.models]
+    ends = tuple(f".{name}" for family in kinds for name in family.special)
+    numbered = _numbered({at for family in kinds for at in family.at})
+    found = [(name, int(layer[1])) for name in names if name.endswith(ends) and (layer := numbered.match(name))]
+    return min(found, key=lambda item: item[1], default=None)
+
+
 def _architectures(config: Config) -> Iterator[str]:
     for _, found in text_configs(config):
         stated = found.get("architectures")
         yield from (item for item in (stated if isinstance(stated, list) else ()) if isinstance(item, str))
 
 
-def _near(names: Iterable[str], config: Config) -> list[str]:
+def _near(names: Iterable[str], config: Config, stated: AbstractSet[str]) -> list[str]:
     """The names that may belong to some family: not those of the model's own layers, nor what stands outside layers."""
     depth = own_layers(config)
-    fixed = tuple({at + whole for family in families() for at in family.at for whole in family.whole})
-    past = [re.escape(at) for family in families() if family.is_past for at in family.at]
-    numbered = re.compile(rf"(?:{'|'.join(sorted(set(past)))})layers\.(\d{{1,9}})\.")
+    every = [(family, at) for family in families() for at in family.beginnings(stated)]
+    fixed = tuple({at + whole for family, at in every for whole in family.whole})
+    numbered = _numbered({at for family, at in every if family.is_past})
     return [
         name
         for name in names
@@ -86,9 +100,13 @@ def _near(names: Iterable[str], config: Config) -> list[str]:
     ]
 
 
-def _layers(family: Family, near: Sequence[str], config: Config) -> Layers | None:
+def _numbered(beginnings: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"(?:{'|'.join(sorted(map(re.escape, beginnings)))})layers\.(\d{{1,9}})\.")
+
+
+def _layers(family: Family, near: Sequence[str], config: Config, stated: AbstractSet[str]) -> Layers | None:
     """The family's layers, below the beginning that most names have."""
-    by_root = [(at, _numbers(family, at, near, config)) for at in family.at]
+    by_root = [(at, _numbers(family, at, near, config)) for at in family.beginnings(stated)]
     at, numbers = max(by_root, key=lambda item: len(item[1]))
     whole = tuple(at + beginning for beginning in family.whole)
     names = tuple(name for name in near if name in numbers or (whole and name.startswith(whole)))

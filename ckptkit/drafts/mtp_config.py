@@ -101,6 +101,8 @@ def _obstacle(
     family, name = found.family, _NAMES[engine]
     if getattr(family, engine) is None or (renumber and engine not in family.renumber):
         return NONE_KNOWN
+    if found.at not in family.at:
+        return f"{NONE_KNOWN}: {name} looks for names that begin with {family.at[0]}"
     if steps > 1 and engine in family.one_layer:
         return f"{NONE_KNOWN}: {name} takes one layer, and these are for {steps} steps"
     is_strict = engine == "vllm" and not quantized and engine not in family.shares

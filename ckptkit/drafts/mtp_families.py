@@ -6,6 +6,7 @@ A family more is an entry there, and no code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -13,10 +14,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..families.config import config_value
+from ..names import unwrapped
 
 Config = Mapping[str, Any]
 Entries = Sequence[Any]
 ENGINES = ("sglang", "vllm")
+# What checkpoints put before the names of a text model, where it is a part of another.
+_WRAPPED = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
 
 
 class Family(NamedTuple):
@@ -50,6 +54,12 @@ class Family(NamedTuple):
         """Whether its layers are numbered on from the model's own."""
         return "{n}" in self.layers
 
+    def beginnings(self, models: AbstractSet[str]) -> tuple[str, ...]:
+        """What its names may begin with; in one of its ``models`` also what no engine knows, if other models have it."""
+        if models.isdisjoint(self.models):
+            return self.at
+        return tuple(dict.fromkeys([*self.at, *(around + unwrapped(at) for at in self.at for around in _WRAPPED)]))
+
     def path(self, at: str, layer: int) -> str:
         """What all names of a layer begin with, in a checkpoint where the family's begin with ``at``."""
         return at + self.layers.format(n=layer, i=layer)
@@ -58,7 +68,7 @@ class Family(NamedTuple):
 class Layers(NamedTuple):
     """The layers of a family in a checkpoint.
 
-    ``at``: what their names begin with; ``numbers``: of the layers, ascending; ``names``: all tensors that belong to
+    ``at``: what their names begin with, which engines know if the family has it; ``numbers``: of the layers, ascending; ``names``: all tensors that belong to
     them, in the checkpoint's order. ``copies`` of these are the target's embedding and head once more; the table does
     not know ``unknown``. ``reads``: tensors of the target that have to come along.
     """

@@ -9,11 +9,12 @@ come out to the last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
-from ..errors import fail
+from ..errors import Finding, UserError, fail
 from ..families.config import config_value, model_types
 
 Config = Mapping[str, Any]
@@ -25,6 +26,19 @@ _CODES = {"fp4": ("I8", "U8", "F4"), "fp8": ("F8_E4M3",), "bf16": _BF16}
 _SCALES = {"fp4": ("F8_E8M0",), "fp8": ("F8_E8M0", "F32")}
 FP4_GROUP = 32
 _ROUTED = "n_routed_experts"
+_HINT = "set it in config.json, or take config.json from the draft's target"
+_SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "dspark_markov_rank",
+    "moe_intermediate_size",
+    "num_attention_heads",
+    "head_dim",
+    "q_lora_rank",
+    "o_groups",
+    "o_lora_rank",
+    "hc_mult",
+)
 # More experts than any model has: a table of as many names as a config may claim would not end.
 _MOST_EXPERTS = 1 << 14
 
@@ -80,7 +94,8 @@ def form_of(config: Config) -> Form:
     block = table.get("weight_block_size") or (128, 128)
     if not (isinstance(block, list | tuple) and len(block) == 2 and all(map(_is_size, block))):
         message = f"config.json: weight_block_size is {block!r}, not [rows, columns]"
-        raise fail("config.draft-field", message, file="config.json")
+        hint = "set it to [128, 128], or V4.1's [32, 32]"
+        raise fail("config.draft-field", message, file="config.json", hint=hint)
     return Form(experts, "fp8", (block[0], block[1]))
 
 
@@ -108,7 +123,18 @@ def taps(config: Config) -> tuple[int, ...]:
     if isinstance(found, list | tuple) and found and all(type(item) is int for item in found):
         return tuple(found)
     message = f"config.json: dspark_target_layer_ids is {found!r}, not a list of layers"
-    raise fail("config.draft-field", message, file="config.json")
+    raise fail("config.draft-field", message, file="config.json", hint=_HINT)
+
+
+def lacking(config: Config) -> Iterator[Finding]:
+    """A finding for each figure of a DSpark draft's sizes that the config does not give, all of them at once."""
+    asked: list[Callable[[], object]] = [partial(_size, config, key) for key in _SIZES]
+    asked += [partial(ask, config) for ask in (draft_experts, taps, form_of)]
+    for ask in asked:
+        try:
+            ask()
+        except UserError as error:
+            yield from error.findings
 
 
 def dspark_parts(config: Config, form: Form | None = None) -> Parts:
@@ -132,7 +158,14 @@ def dspark_parts(config: Config, form: Form | None = None) -> Parts:
     width = hidden + (0 if config_value(config, "confidence_head_with_markov") is False else rank)
     absent = config_value(config, "enable_confidence_head") is False
     last["confidence_head.proj.weight"] = Expected(_BF16, (1, width), optional=absent)
-    return Parts(every, first, last)
+    return Parts(*(_strict(table, form) for table in (every, first, last)))
+
+
+def _strict(table: Table, form: Form) -> Table:
+    """Beside quantized matrices what is F32 stays F32; a trainer's floats may all be of one dtype."""
+    if form.linears == "bf16":
+        return table
+    return {name: item._replace(dtypes=("F32",)) if item.dtypes == _F32 else item for name, item in table.items()}
 
 
 def dspark(config: Config, stages: int, form: Form | None = None) -> Table:
@@ -261,7 +294,7 @@ def _experts(config: Config, key: str = _ROUTED) -> int:
     count = _size(config, key)
     if count > _MOST_EXPERTS:
         message = f"config.json: {key} is {count}, more than {_MOST_EXPERTS}"
-        raise fail("config.draft-field", message, file="config.json", data={"field": key})
+        raise fail("config.draft-field", message, file="config.json", hint=_HINT, data={"field": key})
     return count
 
 
@@ -271,7 +304,7 @@ def _size(config: Config, key: str) -> int:
     if _is_size(value):
         return int(value)
     said = "is missing" if value is None else f"is {value!r}, not a positive integer"
-    raise fail("config.draft-field", f"config.json: {key} {said}", file="config.json", data={"field": key})
+    raise fail("config.draft-field", f"config.json: {key} {said}", file="config.json", hint=_HINT, data={"field": key})
 
 
 def _optional(config: Config, key: str) -> int:

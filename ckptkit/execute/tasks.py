@@ -23,6 +23,7 @@ class Part(NamedTuple):
     view: memoryview
 
 
+_RECAST = "fp4_to_fp8_block@1"  # of which every finding is an error
 Task = Callable[[], list[Part]]
 
 
@@ -102,6 +103,8 @@ def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
         message = f"{ref.file}: {ref.name} holds {error.said}"
         id = f"data.{error.what.lower()}"
         hint = "--set nonfinite=keep converts it all the same" if "modules" in step.args else f"--allow {id} keeps it"
+        if step.op == _RECAST:
+            hint = f"fetch the file again; --dtype bf16 --allow {id} keeps it"
         if isinstance(error, Overflow):
             way_out = "--allow data.overflow makes it Inf"
             id, hint = "data.overflow", f"--dtype bf16 holds it; {way_out}" if _may_be_wider(step) else way_out

@@ -122,7 +122,8 @@ def _sample(table: Any, file: BinaryIO, name: str) -> Sample:
     import torch
 
     if not isinstance(table, Mapping):
-        raise _unreadable(name, f"holds a {type(table).__name__}, not a dict of tensors")
+        hint = "torch.save({'input_ids': …, 'loss_mask': …, …}, path) makes a sample; one file holds one"
+        raise _unreadable(name, f"holds a {type(table).__name__}, not a dict of tensors", hint)
     size = file.seek(0, 2)
     tensors, others = {}, {}
     for key, value in table.items():
@@ -152,5 +153,5 @@ def _truncated(name: str, what: str) -> UserError:
     return fail("features.truncated", f"{name} is cut off: its {what}", file=name)
 
 
-def _unreadable(name: str, what: str) -> UserError:
-    return fail("features.unreadable", f"{name} {what}", file=name)
+def _unreadable(name: str, what: str, hint: str | None = None) -> UserError:
+    return fail("features.unreadable", f"{name} {what}", file=name, hint=hint)

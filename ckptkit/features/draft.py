@@ -19,6 +19,9 @@ _NOISE = ("dspark_noise_token_id", "mask_token_id", "noise_token_id")
 _EAGLE3_TAPS = 3  # a low, a middle and a high layer of the target, where the config names none
 
 
+WANTED = "--draft-config takes the config.json of the draft, or of the target that carries it"
+
+
 class Algorithm(StrEnum):
     """What trains the draft: it decides which states are needed."""
 
@@ -114,5 +117,4 @@ def _homes(config: Config) -> Iterator[Config]:
 
 
 def _lacks(file: str, what: str) -> UserError:
-    hint = "give the config.json of the draft, or of the target that carries it"
-    return fail("config.draft", f"{file} {what}", file=file, hint=hint)
+    return fail("config.draft", f"{file} {what}", file=file, hint=WANTED)

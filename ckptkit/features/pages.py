@@ -68,7 +68,7 @@ PAGES = (
         "input_ids, loss_mask, the tapped states and, unless the draft is a DFlash one, the last states are needed, "
         "each as a tensor.",
         "data_7.ckpt: there is no target_last_hidden_states; it holds hidden_states, input_ids, loss_mask",
-        "Capture again with the last states.",
+        "Capture again with what is missing.",
     ),
     Page(
         "features.dtype", Level.STATIC, "error", "A tensor has a dtype that trainers do not take",
@@ -118,7 +118,7 @@ PAGES = (
         "features.tokens", Level.DATA, "error", "A token id is outside of the vocabulary",
         "Token ids run from 0 to below vocab_size of the draft's config. Another tokenizer, or padding with -100, "
         "gives others; on a GPU they end the run with an assertion that names no sample.",
-        "data_7.ckpt: token 151,936 at 12 (and 0 more) is not below 151,936",
+        "data_7.ckpt: token 151936 at 12 (and 3 more) is outside of the vocabulary of 151,936",
         "Capture with the target's tokenizer; store no padding.",
     ),
     Page(

@@ -71,7 +71,8 @@ class Captured:
         found = ckpt.sample_files(self.source)
         if not found and not self.is_cache:
             message = f"{self.source.uri} holds neither {ckpt.PLAIN} or {ckpt.PACKED} files nor a {deepspec.MANIFEST}"
-            raise fail("source.empty", message, file=self.source.uri)
+            hint = "give the folder that a capture of the target has written"
+            raise fail("source.empty", message, file=self.source.uri, hint=hint)
         return found
 
     @cached_property

@@ -36,11 +36,12 @@ def finding(
     key: str | None = None,
     severity: str = "error",
     data: Mapping[str, object] = MappingProxyType({}),
+    hint: str | None = None,
 ) -> Finding:
-    """A finding about a sample, or the tensor ``key`` in it."""
+    """A finding about a sample, or the tensor ``key`` in it; without a ``hint`` it gets its page's."""
     where = f"{sample.name}: {sample.part}" if sample.part else sample.name
     subject = ": ".join(part for part in (sample.part, key) if part) or None
-    return Finding(id, f"{where}: {text}", file=sample.name, tensor=subject, severity=severity, data=data)
+    return Finding(id, f"{where}: {text}", file=sample.name, tensor=subject, hint=hint, severity=severity, data=data)
 
 
 def about_dialect(dialect: Dialect, draft: Draft) -> Finding | None:
@@ -82,10 +83,12 @@ def _keys(sample: Sample, dialect: Dialect, draft: Draft) -> Iterator[Finding]:
     needed = dialect.keys[:3] if draft.algorithm is Algorithm.DFLASH else dialect.keys
     for key in needed:
         if key in sample.others:
-            yield finding("features.keys", sample, f"{key} is a {sample.others[key]}, not a tensor", key)
+            text = f"{key} is a {sample.others[key]}, not a tensor"
+            yield finding("features.keys", sample, text, key, hint=f"write {key} as a tensor")
         elif key not in sample.tensors:
             held = ", ".join(sorted([*sample.tensors, *sample.others])) or "nothing"
-            yield finding("features.keys", sample, f"there is no {key}; it holds {held}", key)
+            text = f"there is no {key}; it holds {held}"
+            yield finding("features.keys", sample, text, key, hint=f"capture again with {key}")
 
 
 def _vector(sample: Sample, key: str, dtypes: frozenset[str]) -> tuple[Stored | None, list[Finding]]:

@@ -43,7 +43,7 @@ def tokens(sample: Sample, ids: Tensor, draft: Draft) -> Iterator[Finding]:
     outside = (ids < 0) | (ids >= draft.vocab)
     if outside.any():
         at = int(outside.nonzero()[0])
-        text = f"token {int(ids[at])} at {at:,} (and {int(outside.sum()) - 1:,} more) is not below {draft.vocab:,}"
+        text = f"token {int(ids[at])} at {at:,}{_and_more(int(outside.sum()))} is outside of the vocabulary of {draft.vocab:,}"
         yield finding("features.tokens", sample, text, IDS, data={"tokens": int(outside.sum())})
     noise = int((ids == draft.noise).sum()) if draft.noise is not None else 0
     if noise:
@@ -55,10 +55,9 @@ def masks(sample: Sample, mask: Tensor, dialect: Dialect, draft: Draft, max_len:
     """``mask`` is the loss mask, [S]; what a trainer would cut off counts for nothing."""
     strange = mask[(mask != 0) & (mask != 1)]
     if len(strange):
-        text = (
-            f"the loss mask holds {strange[0].item():.4g} (and {len(strange) - 1:,} more), and only 0 and 1 are meant"
-        )
-        yield finding("features.mask", sample, text, MASK, data={"values": len(strange)})
+        text = f"the loss mask holds {strange[0].item():.4g}{_and_more(len(strange))}, and only 0 and 1 are meant"
+        hint = "write 1 for tokens that are trained on, and 0 for others"
+        yield finding("features.mask", sample, text, MASK, data={"values": len(strange)}, hint=hint)
     on = mask[:max_len].bool()
     if dialect.drops_last and not sample.whole_mask:
         on = on[:-1]
@@ -67,6 +66,11 @@ def masks(sample: Sample, mask: Tensor, dialect: Dialect, draft: Draft, max_len:
         what = "no two neighbours are" if run == 2 else "no token is"
         text = f"nothing to train on: {what} 1 in the loss mask ({int(on.sum()):,} of {len(on):,} are)"
         yield finding("features.mask", sample, text, MASK, data={"ones": int(on.sum())})
+
+
+def _and_more(count: int) -> str:
+    """What follows the first of ``count`` things."""
+    return f" (and {count - 1:,} more)" if count > 1 else ""
 
 
 def blocks(sound: Sound) -> Iterator[tuple[Tensor | None, Tensor | None]]:

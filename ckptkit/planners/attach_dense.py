@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint
-from ..drafts.dense import Dense
+from ..drafts.dense import Dense, find
 from ..drafts.dense_config import fields_of, layers_config
-from ..drafts.fingerprint import ID as MISMATCH
-from ..drafts.fingerprint import recorded
+from ..drafts.fingerprint import recorded, unrecorded
 from ..drafts.fitting import dense_misfits
-from ..errors import Finding, UserError
+from ..errors import Finding
 from ..plan import Plan, Shard, Step
-from .attach_dspark import COMMAND, FOLDER, Attached, Wanted, target_as_it_is
+from .attach_dspark import COMMAND, FOLDER, Attached, Wanted, no_target, target_as_it_is
+from .draft_source import raise_errors
 from .extract_dense import plan_dense
 from .extract_dspark import Wanted as Layout
 from .sidecars import sidecars
@@ -33,11 +33,12 @@ def plan_attach_dense(
 
     Raises UserError: what extracting it raises, ``attach.*``, ``mismatches`` unless they are allowed.
     """
+    own = find(target.tensors)
+    if own is not None and not own.family.inside:
+        raise no_target(target)
     made = plan_dense(draft, found, Layout(), target=recorded(draft.config), allow=allow)
-    problems = [*_problems(target, draft, wanted), *mismatches]
-    errors = [finding for finding in problems if finding.id != MISMATCH or MISMATCH not in allow]
-    if errors:
-        raise UserError(errors)
+    problems = [*_problems(target, draft, wanted), *mismatches, *unrecorded(recorded(draft.config))]
+    warnings = raise_errors(problems, allow)
     beside = [_below(shard, key) for shard in made.plan.shards]
     texts = {f"{FOLDER}/{item.name}": item.text for item in made.plan.sidecars if item.text is not None}
     stale = {name: "the draft that was there" for name in target.source.files if name.startswith(f"{FOLDER}/")}
@@ -45,7 +46,7 @@ def plan_attach_dense(
     files, left_out = sidecars(target, texts, stale, [*include, *index])
     settings = {**wanted._asdict(), "draft": made.plan.settings["draft"]}
     plan = Plan(COMMAND, (*target_as_it_is(target), *beside), files, left_out, made.plan.dropped, settings)
-    return Attached(plan, (*target.warnings, *made.warnings, *(finding.as_warning() for finding in problems)))
+    return Attached(plan, (*target.warnings, *made.warnings, *warnings))
 
 
 def _problems(target: Checkpoint, draft: Checkpoint, wanted: Wanted) -> Iterator[Finding]:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..drafts.completeness import check, is_vendor_extra, stored_form
 from ..drafts.configs import configs
-from ..drafts.fingerprint import ID as MISMATCH
-from ..drafts.fingerprint import mismatch
+from ..drafts.declaration import untrue
+from ..drafts.fingerprint import mismatch, unrecorded
 from ..drafts.fitting import misfits, with_draft
 from ..drafts.identify import Kind, Layout, identify
 from ..drafts.layouts import split_stage
 from ..drafts.tables import Form, dspark, form_of
-from ..errors import Finding, UserError
+from ..errors import Finding, UserError, fail
 from ..header import Header
 from ..plan import COPY, LeftOut, Plan, Ref, Shard, Step, copy_step
-from .draft_source import POLICY, Found
+from .draft_source import Found, raise_errors
 from .draft_steps import Comparison, Original, comparisons, converted
 from .packing import renumbered, stem
 from .sidecars import index_text, sidecars
@@ -64,9 +64,18 @@ def given(target: Checkpoint, draft: Found, shards: Mapping[str, Header]) -> Giv
         message = f"{target.source.uri} has no {CONFIG}"
         raise UserError(Finding("config.missing", message, file=CONFIG, hint="give the folder that holds config.json"))
     own = identify(target.tensors, config)
+    if own.kind is not Kind.NONE and not any(name.startswith("layers.") for name in own.others):
+        raise no_target(target)
     has_draft = own.kind in (Kind.DSPARK_V4, Kind.DSPARK_V41)
     form = stored_form(own.tensors, form_of(config)) if has_draft else form_of(config)
     return Given(target, draft, shards, own.tensors if has_draft else {}, form)
+
+
+def no_target(target: Checkpoint) -> UserError:
+    """To be raised for a TARGET that is a draft by itself."""
+    message = f"{target.source.uri} is a draft by itself: it has no layer of a target"
+    hint = "give the model first and the draft second; ckptkit extract-dspark brings a draft into another layout"
+    return fail("attach.target", message, file=target.source.uri, hint=hint)
 
 
 def refuse(
@@ -82,15 +91,11 @@ def refuse(
     """
     config, found = both.target.config or {}, both.draft
     problems = [*found.findings, *misfits(found.draft, found.config, config), *mismatch(cut_from, fingerprint)]
-    problems += _forms(both, wanted)
-    passed = (POLICY | {MISMATCH}).intersection(allow)
-    errors = [finding for finding in problems if finding.severity == "error" and finding.id not in passed]
-    if not errors:
-        table = dspark(with_draft(config, found.config, found.draft.stages), found.draft.stages, found.form)
-        errors = [item for item in check(found.draft, table) if item.severity == "error" and item.id not in passed]
-    if errors:
-        raise UserError(errors)
-    return [finding.as_warning() for finding in problems]
+    problems += [*unrecorded(cut_from), *_forms(both, wanted)]
+    warnings = raise_errors(problems, allow)
+    table = dspark(with_draft(config, found.config, found.draft.stages), found.draft.stages, found.form)
+    raise_errors((item for item in check(found.draft, table) if item.severity == "error"), allow)
+    return warnings
 
 
 def compared(both: Given, wanted: Wanted) -> Iterator[Comparison]:
@@ -102,7 +107,7 @@ def compared(both: Given, wanted: Wanted) -> Iterator[Comparison]:
     for name, ref in tensors.items():
         theirs = both.own.get(name)
         if theirs and (theirs.dtype, theirs.shape) == (ref.dtype, ref.shape):
-            yield Comparison(name, copy_step(theirs, "compare", name), ref)
+            yield Comparison(name, copy_step(theirs, "compare", name), (ref,))
 
 
 def plan_attach(
@@ -129,6 +134,10 @@ def plan_attach(
 def _forms(both: Given, wanted: Wanted) -> Iterator[Finding]:
     """``attach.form`` where the result would have two formats of experts, or one would be rounded a second time."""
     mine, theirs = both.draft.form, both.form
+    said = untrue(both.target.config or {}, both.draft.draft.stages, theirs) if wanted.into == "tensors" else ""
+    if said and wanted.requantize != "none":
+        message = f"{CONFIG} of the target: {said}; engines would read the draft by it"
+        yield Finding("attach.form", message, file=CONFIG, hint="--into subfolder, where the draft has its own config")
     if mine[:2] == theirs[:2]:
         return
     if wanted.requantize == "none" and wanted.into == "tensors":

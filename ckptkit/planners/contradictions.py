@@ -38,7 +38,7 @@ def _numbers(weight: Encoded, packing: Packing) -> str | None:
 
 
 def _sharing(weight: Encoded, packing: Packing) -> str | None:
-    """Scales for other parts of a weight than are declared. Formats whose scales show their size need no word for it."""
+    """Scales for other parts of a weight than are declared; not of formats that fix what shares a scale."""
     scale, declared = weight.scale, _declared_scales(weight, packing)
     if scale is None or declared is None or not weight.rows or not _is_open(weight, packing, scale.dtype):
         return None

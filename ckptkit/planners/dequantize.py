@@ -174,8 +174,7 @@ def _transforms(stated: Sequence[Declaration], jobs: Sequence[Job], wanted: Want
         if groups:
             message = f"{item.file}: transform_config says that inputs or outputs of weights are transformed"
             message += f" ({', '.join(map(str, groups))}): without it, the weights alone are another model"
-            hint = "dequantize a checkpoint without transforms"
-            yield Finding("dequantize.transform", message, file=item.file, hint=hint)
+            yield Finding("dequantize.transform", message, file=item.file)
 
 
 # --- how they are stored -----------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _converted(
         if mine.scale:
             yield copy_step(mine.scale, AS_IT_IS, _scale(name))
     elif scale is None:
-        yield dense(name, mine, form.block)
+        yield dense(name, mine, form.block, expected.dtypes[0])
     elif mine.scale is None:
         yield _requantized(name, mine.weight, expected, form)
     elif mine.is_fp4:
@@ -126,8 +126,8 @@ def _stored(pair: Pair) -> str:
     return "FP4" if pair.is_fp4 else "FP8" if pair.scale else pair.weight.dtype
 
 
-def _recast(name: str, pair: Pair) -> Step:
-    args = {"names": [name, _scale(name)], "scale_dtype": "F8_E8M0", "inexact": "error"}
+def _recast(name: str, pair: Pair, inexact: str = "error") -> Step:
+    args = {"names": [name, _scale(name)], "scale_dtype": "F8_E8M0", "inexact": inexact}
     inputs = _inputs(pair)
     outputs = operation("fp4_to_fp8_block@1").specs([ref.spec for ref in inputs], args)
     return Step("fp4_to_fp8_block@1", inputs, tuple(outputs), "FP8: FP4", args)
@@ -190,24 +190,30 @@ def _is_odd(pair: Pair, dtype: str) -> bool:
 
 
 class Comparison(NamedTuple):
-    """A tensor of a draft, and the step that makes the same of its original: unchanged if their bytes are equal."""
+    """Tensors of a draft, and the step that makes the same of its original: unchanged if their bytes are equal."""
 
     name: str
     made: Step
-    ref: Ref
+    refs: tuple[Ref, ...]
 
 
 def comparisons(
     tensors: Mapping[str, Ref], original: Mapping[str, Ref], block: tuple[int, int]
 ) -> Iterator[Comparison]:
-    """What to compare: floats of the draft whose original is quantized, or is of another dtype."""
+    """What to compare: floats of the draft whose original is quantized or of another dtype, FP8 whose original is FP4."""
     for name, ref in tensors.items():
-        if name not in original or ref.dtype not in FLOATS:
+        if name not in original:
             continue
-        theirs = pair_of(original, name)
+        mine, theirs = pair_of(tensors, name), pair_of(original, name)
         if dense_shape(theirs) != ref.shape or ref.dtype == "F64":
             continue
-        if theirs.scale:
-            yield Comparison(name, dense(name, theirs, block, ref.dtype), ref)
+        if mine.scale and theirs.is_fp4 and ref.dtype == "F8_E4M3":
+            made = _recast(name, theirs, "round")
+            if [spec.shape for spec in made.outputs] == [ref.shape, mine.scale.shape]:
+                yield Comparison(name, made, (ref, mine.scale))
+        elif ref.dtype not in FLOATS:
+            continue
+        elif theirs.scale:
+            yield Comparison(name, dense(name, theirs, block, ref.dtype), (ref,))
         elif theirs.weight.dtype != ref.dtype and theirs.weight.dtype in FLOATS:
-            yield Comparison(name, cast(name, theirs.weight, ref.dtype, "compare"), ref)
+            yield Comparison(name, cast(name, theirs.weight, ref.dtype, "compare"), (ref,))

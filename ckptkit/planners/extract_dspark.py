@@ -57,7 +57,7 @@ def plan_extract(
     cut from. Raises UserError with all findings: ``draft.*``, ``confidence-head-missing``, ``target-mismatch``, ``extract.*``.
     """
     form = _form(found, wanted, original and original[0])
-    other = _other_original(found, original[0]) if original else ()
+    other = other_original(found, original[0]) if original else ()
     warnings = raise_errors([*found.findings, *_refusals(found, wanted, form), *other], allow)
     config = original[0].config if original else found.config
     tensors, stages = _chosen(found, wanted)
@@ -104,7 +104,7 @@ def _refusals(found: Found, wanted: Wanted, form: Form) -> Iterator[Finding]:
         yield Finding("extract.stages", message, hint=f"--stages 0-{found.draft.stages - 1}")
     elif wanted.layout is Layout.SERVING and _count(found, wanted) != len(taps(found.config)):
         count, number = _count(found, wanted), len(taps(found.config))
-        message = f"the result would have {count} stages and {number} taps: SGLang counts stages by taps"
+        message = f"the result would have {number} taps, and of stages {count}: SGLang counts stages by taps"
         yield Finding("extract.stages", message, hint="--layout specforge, to train it further; or take all stages")
     if found.draft.kind is Kind.DSPARK_V41 and wanted.layout is not Layout.SERVING:
         message = f"--layout {wanted.layout} is a layout of DeepSeek-V4's draft; V4.1's has other heads"
@@ -113,7 +113,7 @@ def _refusals(found: Found, wanted: Wanted, form: Form) -> Iterator[Finding]:
         yield from _fp8(found, wanted, form)
     missing = [name for name in SHARED if name not in found.draft.shared]
     if wanted.copy_embeddings and missing and not any(map(is_vendor_extra, found.draft.tensors)):
-        message = f"--embeddings copy: {' and '.join(missing)} is not in the source"
+        message = f"--embeddings copy: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in the source"
         yield Finding("extract.embeddings", message, tensor=missing[0], hint="extract from the target itself")
 
 
@@ -129,7 +129,7 @@ def _fp8(found: Found, wanted: Wanted, form: Form) -> Iterator[Finding]:
         yield Finding("extract.form", message, hint="--dequantize bf16")
 
 
-def _other_original(found: Found, original: Found) -> Iterator[Finding]:
+def other_original(found: Found, original: Found) -> Iterator[Finding]:
     """``extract.base`` where the draft cannot have been cut from the original."""
     hint = "--base names the checkpoint that the draft was cut from"
     if found.draft.stages != original.draft.stages:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import CONFIG, Checkpoint
 from ..console import fmt_count
-from ..declarations import declarations
-from ..drafts.mtp import find, has_dspark, has_stages, like_mtp
+from ..declarations import CT, Declaration, declarations
+from ..drafts.mtp import find, first_past, has_dspark, has_stages, like_mtp, own_layers
 from ..drafts.mtp_config import declared_otherwise, launch, with_layers
 from ..drafts.mtp_families import Config, Family, Layers
 from ..drafts.mtp_tensors import missing
@@ -23,14 +23,17 @@ from ..header import FLOATS
 from ..names import to_template
 from ..plan import Plan, Ref, copy_step
 from ..stored import SCALES, split_name
+from .allowing import passed_over
 from .block_fp8 import may_be_fp4
-from .narrowed_lists import restated
+from .documents import json_text, no_config
+from .narrowed_lists import listed, restated
 from .narrowing import Became, narrowed
 from .stored_weights import Weight, quantized
 from .subset import plan_subset
 
 COMMAND = "extract-mtp"
-_ORIGINAL = "take it from the original of the checkpoint: engines would serve what is in memory there"
+_ORIGINAL = "take it from the original of the checkpoint"
+_DECLARE = f"let quantization_config in {CONFIG} of the source name these layers as they are"
 _UNKNOWN = Family("unknown", "no family that the table has", ("",), "")
 
 
@@ -59,7 +62,9 @@ def plan_extract_mtp(
     UserError with all findings: ``draft.*``, ``extract.*``, ``names.scale-without-weight``,
     ``names.weight-without-scale``, ``config.missing``, ``plan.config``.
     """
-    config = _config(checkpoint)
+    if checkpoint.config is None:
+        raise UserError(no_config(checkpoint, "what the layers are of"))
+    config = checkpoint.config
     found = _layers(checkpoint, config)
     names = {name: _renumbered(found, name) if wanted.renumber else name for name in found.names}
     vocabulary = _vocabulary(checkpoint, found.family)
@@ -68,9 +73,9 @@ def plan_extract_mtp(
     weights = [weight for weight in quantized(checkpoint) if weight.ref.name in taken]
     documents, stale, misread = _documents(checkpoint, weights, taken)
     problems = [*_incomplete(found, config), *_halves(weights), *_refusals(found, config, wanted, shared), *misread]
-    warnings = _passed_over(problems, allow)
+    warnings = passed_over(problems, allow, lambda id: id in _FIRM)
     documents[CONFIG] = with_layers(documents[CONFIG], found, wanted.renumber)
-    texts = {file: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for file, content in documents.items()}
+    texts = {file: json_text(content) for file, content in documents.items()}
     steps = {
         name: copy_step(ref, _rule(name, found, name in names), taken[name]) for name, ref in _refs(checkpoint, taken)
     }
@@ -109,19 +114,14 @@ def _settings(found: Layers, wanted: Wanted, lines: Mapping[str, str]) -> dict[s
 # --- what there is -----------------------------------------------------------------------------------------
 
 
-def _config(checkpoint: Checkpoint) -> Config:
-    if checkpoint.config is None:
-        message = f"{checkpoint.source.uri} has no {CONFIG}, which says where the model's own layers end"
-        raise fail("config.missing", message, file=CONFIG, hint="give the folder that holds config.json")
-    return checkpoint.config
-
-
 def _layers(checkpoint: Checkpoint, config: Config) -> Layers:
     """The layers of ``checkpoint``, of a family that the table has or of none.
 
-    Raises UserError: ``draft.dspark``, ``draft.declared-only``, ``draft.none``.
+    Raises UserError: ``draft.config`` where they begin elsewhere than it says, ``draft.dspark``, ``draft.declared-only``,
+    ``draft.none``.
     """
     tensors, uri = checkpoint.tensors, checkpoint.source.uri
+    _check_depth(tensors, config)
     stages = has_stages(tensors)
     found = None if stages else find(tensors, config)
     if found:
@@ -131,14 +131,37 @@ def _layers(checkpoint: Checkpoint, config: Config) -> Layers:
         return Layers(_UNKNOWN, "", (), alike, unknown=alike)
     if stages or has_dspark(tensors):
         message = f"{uri} holds a DSpark draft: engines would half load it as an MTP layer, and serve"
-        raise fail("draft.dspark", message, hint=f"ckptkit extract-dspark {uri} OUT")
+        raise fail("draft.dspark", message, hint="ckptkit extract-dspark SRC OUT")
     declared = declared_drafts(config)
     if declared:
         key, value = next(iter(declared.items()))
         message = f"{CONFIG} declares layers that predict further tokens ({key}: {value!r}), and no tensor is theirs"
         raise fail("draft.declared-only", message, file=CONFIG, hint="extract them from the original of the checkpoint")
-    hint = f"ckptkit inspect {uri} shows what it holds"
+    hint = "ckptkit inspect SRC shows what it holds"
     raise fail("draft.none", f"{uri} has no layers that predict further tokens", hint=hint)
+
+
+def _check_depth(tensors: Collection[str], config: Config) -> None:
+    """Raise UserError (``draft.config``) where the config counts layers that predict further tokens as the model's own.
+
+    Or the other way round; with fewer of them than are declared something is missing instead.
+    """
+    depth, found = own_layers(config), first_past(tensors)
+    if depth is None or found is None or depth == found[1]:
+        return
+    tensor, layer = found
+    if depth < layer and not _fits(tensors, config, layer):
+        return
+    message = f"{CONFIG} gives the model {fmt_count(depth, 'layer')} (num_hidden_layers), and {tensor} is of one"
+    message += f" that predicts further tokens: the model has {layer:,}"
+    hint = f'"num_hidden_layers": {layer} in {CONFIG}'
+    raise fail("draft.config", message, file=CONFIG, tensor=tensor, hint=hint)
+
+
+def _fits(tensors: Collection[str], config: Config, depth: int) -> bool:
+    """Whether there are as many layers behind the first ``depth`` as the config declares."""
+    found = find(dict.fromkeys(tensors), {**config, "num_hidden_layers": depth})
+    return found is not None and declared_otherwise(found, config) is None
 
 
 def _vocabulary(checkpoint: Checkpoint, family: Family) -> list[str]:
@@ -163,22 +186,13 @@ def _renumbered(found: Layers, name: str) -> str:
 _FIRM = frozenset({"extract.embeddings", "extract.renumber"})
 
 
-def _passed_over(findings: Sequence[Finding], allow: Collection[str]) -> list[Finding]:
-    """The findings as warnings. Raises UserError with the errors that ``allow`` does not pass over."""
-    refused = [
-        item if item.id in _FIRM else replace(item, hint=f"{item.hint}; or pass it over with --allow {item.id}")
-        for item in findings
-        if item.severity == "error" and (item.id in _FIRM or item.id not in allow)
-    ]
-    if refused:
-        raise UserError(refused)
-    return [finding.as_warning() for finding in findings]
-
-
 def _incomplete(found: Layers, config: Config) -> Iterator[Finding]:
-    """``draft.missing``: tensors that the layers lack; ``draft.config``: layers that the config says there are."""
+    """What the layers lack (``draft.missing``), and what engines would not know of them.
+
+    ``draft.config``: the config declares another number of them; ``draft.prefix``: names that begin as no engine knows it.
+    """
     for name in missing(found, config):
-        message = f"{name} is missing: layers of {found.family.name} have it"
+        message = f"{name} is missing: layers of {found.family.name} have it, and engines serve what is in memory there"
         yield Finding("draft.missing", message, tensor=name, hint=_ORIGINAL)
     otherwise = declared_otherwise(found, config)
     if otherwise:
@@ -187,6 +201,20 @@ def _incomplete(found: Layers, config: Config) -> Iterator[Finding]:
         message = f"{CONFIG} declares {count:,} ({key}), and there are tensors of {layers}: {list(found.numbers)}"
         hint = "take what is missing from the original of the checkpoint"
         yield Finding("draft.config", message, file=CONFIG, hint=hint)
+    known = found.family.at
+    if found.at not in known:
+        message = f"{found.names[0]}: engines find layers of {found.family.name} under {' or '.join(known)}"
+        hint = f"ckptkit reshard SRC SRC-renamed {' '.join(_renames(found))} makes one to extract from"
+        yield Finding("draft.prefix", message, tensor=found.names[0], hint=hint)
+
+
+def _renames(found: Layers) -> Iterator[str]:
+    """Options of ``ckptkit reshard`` that give the layers names which engines know."""
+    family, known = found.family, found.family.at[0]
+    for number in found.numbers if family.is_past else ():
+        yield f"--rename {family.path(found.at, number)}={family.path(known, number)}"
+    if not family.is_past:
+        yield f"--rename {found.at}={known}"
 
 
 def _halves(weights: Sequence[Weight]) -> Iterator[Finding]:
@@ -221,7 +249,7 @@ def _refusals(found: Layers, config: Config, wanted: Wanted, shared: Sequence[st
     if found.family is _UNKNOWN:
         firsts = Counter(name.partition(".")[0] for name in found.names)
         message = f"no family is known to have {found.names[0]} ({fmt_count(len(found.names), 'tensor')} like it)"
-        hint = "ckptkit reshard SRC OUT --drop PATTERN makes a part of a checkpoint"
+        hint = "ckptkit reshard SRC SRC-part --drop PATTERN makes a part of a checkpoint"
         yield Finding("draft.unknown-family", message, tensor=found.names[0], hint=hint, data={"prefixes": firsts})
         return
     for names in _by_template(found.unknown).values():
@@ -254,7 +282,18 @@ def _documents(
         for key in declaration.path:
             table = table[key]
         table.update(restated(table, modules))
-    return documents, made.stale, made.findings
+    findings = [replace(finding, hint=_DECLARE) for finding in made.findings]
+    return documents, made.stale, [*findings, *_listed_all_the_same(stated, weights)]
+
+
+def _listed_all_the_same(stated: Sequence[Declaration], weights: Sequence[Weight]) -> Iterator[Finding]:
+    """Quantized modules that a declaration lists as dense. compressed-tensors' list is read in one way, and needs none."""
+    modules = [weight.module for weight in weights if weight.last is not None]
+    for declaration in stated:
+        for entry, module in listed(declaration.table, modules) if declaration.method != CT else ():
+            message = f"{declaration.file} lists {entry} as dense, and {module} is quantized"
+            hint = f"take {entry} off the list"
+            yield Finding("config.quant-undeclared", message, file=declaration.file, tensor=module, hint=hint)
 
 
 def _became(checkpoint: Checkpoint, weights: Iterable[Weight], taken: Collection[str]) -> Became:

@@ -7,7 +7,7 @@ mean modules that it never meant.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..consumers import LINEAR_CLASS
@@ -34,6 +34,20 @@ def restated(table: Mapping[str, Any], modules: Names) -> dict[str, Any]:
     if isinstance(rules := table.get("dynamic"), Mapping):  # GPTQModel's
         made["dynamic"] = {text: of for rule, of in rules.items() for text in _rule(rule, entries)}
     return made
+
+
+def listed(table: Mapping[str, Any], modules: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Entries of the lists of dense modules that name any of ``modules``, or what it lies in, each with the first.
+
+    SGLang and transformers take both for listed, vLLM only the name itself.
+    """
+    named = list(modules)
+    for key in LISTS:
+        entries = table.get(key)
+        for entry in entries if isinstance(entries, list) else ():
+            found = next((module for module in named if f"{module}.".startswith(f"{entry}.")), None)
+            if found:
+                yield entry, found
 
 
 def _each(listed: Sequence[Any], entries: Entries) -> list[Any]:

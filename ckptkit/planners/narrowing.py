@@ -66,7 +66,10 @@ class Narrowed(NamedTuple):
 
 
 def narrowed(config: Table | None, found: Sequence[Declaration], became: Became, dtype: str | None = None) -> Narrowed:
-    """``config`` and the files that declare quantization, as they are true of the result; ``dtype`` is most weights'."""
+    """``config`` and the files that declare quantization, as they are true of the result.
+
+    ``dtype`` is that of most dense weights where it is to be stated.
+    """
     made = Narrowed({}, {}, [])
     left = bool(became.kept or became.recast)
     documents = {declaration.file: deepcopy(dict(declaration.document)) for declaration in found}
@@ -95,6 +98,8 @@ def _narrow(declaration: Declaration, became: Became) -> tuple[Table, list[Findi
     narrow = _NARROW.get(declaration.method)
     if narrow is not None:
         return narrow(declaration, became)
+    if not became.dense and not became.recast:
+        return declaration.table, []
     message = f"{declaration.file} declares {declaration.method}, which has no known way to leave single modules out"
     return declaration.table, [Finding("plan.config", message, file=declaration.file, hint=_WHOLE)]
 
@@ -184,9 +189,15 @@ def _grouped(declaration: Declaration, became: Became) -> tuple[Table, list[Find
         **dict.fromkeys(became.recast, name),
     }
     made = build([*_modules(now, became), *_modules(dict.fromkeys(became.others), became)], schemes, present)
-    known = {finding.message for finding in disagreements(table, _modules(groups, became))}
-    found = [item for item in disagreements(made, _modules(now, became)) if item.message not in known]
+    # What was misread under a name already is no worse for being taken for something else.
+    known = set(map(_misread, disagreements(table, _modules(groups, became))))
+    found = [item for item in disagreements(made, _modules(now, became)) if _misread(item) not in known]
     return made, [replace(finding, hint=_ALL_PARTS) for finding in found]
+
+
+def _misread(finding: Finding) -> tuple[str | None, str]:
+    """The module that is misread, and under which of its names; or else how."""
+    return finding.tensor, finding.data.get("name", finding.message)
 
 
 def _groups_left(
@@ -239,7 +250,7 @@ _NARROW: Mapping[str, Callable[[Declaration, Became], tuple[Table, list[Finding]
 }
 
 
-# --- what is said of dense weights, and of DeepSeek-V4's experts ---------------------------------------------------------------------------------
+# --- what is said of dense weights, and of DeepSeek-V4's experts ------------------------------------------
 
 
 def _restate_dtype(config: dict[str, Any], dtype: str | None) -> None:

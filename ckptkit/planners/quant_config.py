@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -210,7 +211,7 @@ def _misread(module: str, want: str | None, misread: Sequence[_Reading]) -> Find
     known = "" if name == module else f" under the name {name}"
     message = f"{module} is {_called(want)}; {' and '.join(consumers)} would take it{known} for {_called(got)}"
     hint = "its name ends like that of another module: let one group of the recipe target both, or ignore both"
-    return _disagreement(module, message, hint)
+    return replace(_disagreement(module, message, hint), data={"name": name})
 
 
 def _called(group: str | None) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 from make import checkpoint, llama, llama_config
 from quantized_parts import Tensors, found, found_in, gptq, packed, quantized, subject_of
 
+from ckptkit.checkpoint import scan
 from ckptkit.checks import config
 from ckptkit.checks.stacks import runs
 from ckptkit.header import Spec
+from ckptkit.source import open_source
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 VOCAB, HIDDEN = 512, 128
@@ -139,3 +143,19 @@ def test_layers_under_any_name(prefix: str) -> None:
 def test_numbers_in_few_words() -> None:
     assert runs([7, 0, 1, 2, 9, 10]) == "0-2, 7, 9-10"
     assert runs([]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ['{"model_type": "llama", "x": "\\ud800"}', '{"x": 1,\n"model_type": "a",\n"model_type": "b"}']
+)
+def test_what_other_readers_take_is_found_by_the_hint(tmp_path: Path, text: str) -> None:
+    """json.tool reads both: the hint's command prints the line that is wrong."""
+    json.loads(text)
+    checkpoint(tmp_path / "model", llama())
+    (tmp_path / "model" / "config.json").write_text(text)
+    with open_source(str(tmp_path / "model")) as source:
+        (finding,) = [item for item in scan(source)[1] if item.id == "config.parse"]
+    words = shlex.split(str(finding.hint).removeprefix("remove one of them: ").removesuffix(" finds it"))
+    printed = subprocess.run(words, cwd=tmp_path / "model", capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()
+    assert all("ud800" in line or "model_type" in line for line in printed.splitlines())

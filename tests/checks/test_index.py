@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 import torch
 from make import checkpoint, llama, llama_config
 from quantized_parts import found
+from safetensors.torch import load_file
 
 from ckptkit.checkpoint import INDEX, scan
 from ckptkit.checks import Subject, config, container, index, names
-from ckptkit.source import open_source
+from ckptkit.cli import main
+from ckptkit.errors import OK
+from ckptkit.source import DANGLING, open_source
 
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -117,3 +121,39 @@ def test_the_wrong_index_of_many_layers_is_one_finding(tmp_path: Path) -> None:
 def test_what_the_index_misplaces_is_not_said_to_be_lost_too(model: Path, change: Edit, wanted: set[str]) -> None:
     edit(model, change)
     assert {finding.id for finding in found(model, container, index, config, names)} == wanted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t["weight_map"].pop(HEAD),
+        lambda t: t["weight_map"].update({NORM: FIRST}),
+        lambda t: t["weight_map"].update({NORM: "../other.safetensors"}),
+        lambda t: t["weight_map"].clear(),
+        lambda t: t.pop("weight_map"),
+        None,
+    ],
+)
+def test_the_hint_mends_it(model: Path, change: Edit | None) -> None:
+    """It is a command that can be given as it stands, and its result has all tensors and no fault."""
+    before = {name for path in model.glob("*.safetensors") for name in load_file(path)}
+    if change is None:
+        (model / INDEX).unlink()
+    else:
+        edit(model, change)
+    hints = {finding.hint for finding in found(model, index)}
+    (command,) = {str(hint).partition(" writes")[0] for hint in hints}
+    program, *arguments = shlex.split(command)
+    assert program == "ckptkit"
+    assert main([*arguments, "-q", "--no-progress"]) == OK
+    mended = Path(arguments[-1])
+    assert {name for path in mended.glob("*.safetensors") for name in load_file(path)} == before
+    assert ids(mended) == []
+
+
+def test_a_shard_that_is_a_symlink_to_nowhere(model: Path) -> None:
+    (model / SECOND).unlink()
+    (model / SECOND).symlink_to("/nowhere")
+    (finding,) = [item for item in found(model, index) if item.id == "index.missing-shard"]
+    assert finding.file == SECOND
+    assert DANGLING in finding.message

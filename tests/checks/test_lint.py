@@ -36,6 +36,7 @@ from ckptkit.checks import Level, Probe, Subject, lint, run
 from ckptkit.checks.predicates import PREDICATES
 from ckptkit.cli import main
 from ckptkit.errors import Finding, UserError
+from ckptkit.families.experts import MERGED, STACKED, STACKED_DENSE
 from ckptkit.source import open_source
 
 RULES = {rule.id: (found, rule) for found in map(lint.engine, lint.ENGINES) for rule in found.rules}
@@ -500,3 +501,13 @@ def test_ids_are_unique_and_have_pages() -> None:
     assert len(lint.PROBES) == len(RULES)
     assert [page.id for page in lint.PAGES] == list(RULES)
     assert all(page.meaning and page.example and page.repair for page in lint.PAGES)
+
+
+def test_layouts_of_experts_are_those_of_the_rules() -> None:
+    """`unpack` says of the same models that they load experts in a layout, or fill them with random numbers."""
+    patterns = {
+        rule.id: rule.when["models"]["any_of"] for rule in lint.engine("transformers").rules if "models" in rule.when
+    }
+    assert list(MERGED) == patterns["lint.transformers-experts-dense"]
+    assert list(STACKED) == patterns["lint.transformers-experts-apart"]
+    assert list(STACKED_DENSE) == patterns["lint.transformers-experts-stacked"]

@@ -63,6 +63,8 @@ def test_zeros(tmp_path: Path) -> None:
         "model.layers.0.mlp.up_proj.weight": torch.zeros(64, 64),
         "model.layers.0.mlp.down_proj.weight": torch.full((64, 64), -0.0),
         "model.layers.0.mlp.up_proj.bias": torch.zeros(64),
+        "model.layers.0.mlp.experts.gate_up_proj_bias": torch.zeros(4, 128),
+        "model.layers.0.mlp.experts.down_proj.bias": torch.zeros(4, 64),
         "model.norm.weight": torch.zeros(64),
         "model.gate.weight": torch.zeros(1),
         "model.layers.0.mlp.gate_proj.weight": torch.eye(64),

@@ -286,6 +286,8 @@ def test_a_nan_scale_is_told_before_the_run(tmp_path: Path, told: Told) -> None:
     src = deepseek(tmp_path / "src", high=255)
     document = told(src, tmp_path / "out", "--dtype", "fp8", "--dry-run", code=SOURCE)
     assert about(document, "data.nan") == {f"{module}.scale" for module in EXPERTS}
+    document = told(src, tmp_path / "out", "--dtype", "fp8", "--allow", "data.nan", code=SOURCE)
+    assert about(document, "data.nan") == {f"{module}.scale" for module in EXPERTS}
     document = told(src, tmp_path / "out", code=SOURCE)
     assert about(document, "data.nan") <= {f"{module}.scale" for module in EXPERTS}
     assert "--allow data.nan" in document["findings"][0]["hint"]
@@ -312,6 +314,7 @@ def test_what_does_not_fit_is_told_and_nothing_is_published(tmp_path: Path, told
     src = checkpoint(tmp_path / "src", tensors, {"model_type": "x"})
     document = told(src, tmp_path / "out", "--dtype", "fp16", "--no-verify", code=SOURCE)
     assert (ids(document), about(document, "data.overflow")) == (["data.overflow"], {"a.weight"})
+    assert "--dtype bf16" in document["findings"][0]["hint"]
     assert not (tmp_path / "out").exists()
     told(src, tmp_path / "inf", "--dtype", "fp16", "--no-verify", "--allow", "data.overflow")
     assert_bits(tensors_of(tmp_path / "inf")["a.weight"], torch.tensor([[448.0], [torch.inf]]).half().repeat(1, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import json
 import os
@@ -67,6 +68,15 @@ def same_files(one: Path, other: Path) -> bool:
     names = sorted(path.name for path in one.iterdir() if path.name != "ckptkit.json")
     there = sorted(path.name for path in other.iterdir() if path.name != "ckptkit.json")
     return names == there and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
+
+
+def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a checkpoint in place, each shard as a file of its own."""
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        with contextlib.suppress(KeyError):
+            change(tensors)
+            save_file(tensors, file, metadata={"format": "pt"})
 
 
 def complete(loaded: Loaded) -> bool:
@@ -366,9 +376,14 @@ def test_an_original_of_the_same_shape_is_told_by_its_target(official: Made, tmp
     told(tmp_path / "there", tmp_path / "out", "--base", other.folder, "--allow", "target-mismatch")
 
 
-def test_fp8_does_not_go_back_to_fp4(official: Made, tmp_path: Path, told: Told) -> None:
+def test_fp8_goes_back_to_fp4_where_it_was_not_trained(official: Made, tmp_path: Path, told: Told) -> None:
+    told(official.folder, tmp_path / "first")
     told(official.folder, tmp_path / "there", *WAYS["specforge-fp8"])
-    assert ids(told(tmp_path / "there", tmp_path / "back", "--base", official.folder, code=USAGE)) == {"extract.form"}
+    told(tmp_path / "there", tmp_path / "back", "--base", official.folder)
+    assert same_files(tmp_path / "first", tmp_path / "back")
+    edit(tmp_path / "there", lambda tensors: tensors["mtp.1.ffn.experts.0.w2.weight"].view(torch.uint8)[5, 7:9].add_(1))
+    found = told(tmp_path / "there", tmp_path / "no", "--base", official.folder, code=USAGE)
+    assert (ids(found), found["findings"][0]["tensor"]) == ({"extract.form"}, "mtp.1.ffn.experts.0.w2.weight")
 
 
 def test_a_trainers_state_is_read_where_it_lies(official: Made, tmp_path: Path, told: Told) -> None:
@@ -542,7 +557,9 @@ def test_src_and_out_have_defaults(official: Made, tmp_path: Path, told: Told, m
     told(official.folder)
     assert (tmp_path / "target-dspark" / "ckptkit.json").exists()
     monkeypatch.chdir(official.folder)
-    assert "output.same" in ids(told(code=5))
+    assert told("--dry-run")["output"] is None
+    told()
+    assert (official.folder.parent / "target-dspark" / "ckptkit.json").exists()
 
 
 def test_a_plan_of_two_sources_can_be_kept_and_run(official: Made, tmp_path: Path, told: Told) -> None:

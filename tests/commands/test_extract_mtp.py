@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import dsv4
 import pytest
 from compressed_tensors.utils.match import match_name
-from drafts.mtp_fixtures import FIXTURES, everything, load, names
+from drafts.mtp_fixtures import FIXTURES, INDEX, config_of, everything, load, model, names, settings, stored, write
 from told import Told, teller
 
 from ckptkit.errors import OK, SOURCE, USAGE
 from ckptkit.header import Spec, lay_out
 
-Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
-
-INDEX = "model.safetensors.index.json"
 # Embedding and head under all the names there are.
 VOCABULARIES = ["bailing", "deepseek-v4", "ernie-4.5", "inkling", "kimi-k3", "nemotron-h", "nemotron-parse", "qwen3.5"]
 PAST = ["deepseek-v3", "glm-4-moe", "glm-4-moe-lite", "glm-5", "gigachat-3.5", "bailing"]
@@ -32,52 +28,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 
 def ids(document: Mapping[str, Any]) -> list[str]:
     return [finding["id"] for finding in document["findings"]]
-
-
-def write(folder: Path, specs: Iterable[Spec], config: Mapping[str, Any]) -> Path:
-    """A checkpoint of two shards, neighbours lying apart; the bytes are random."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
-    weight_map, random, listed = {}, Random(0), list(specs)
-    for number in range(2):
-        file = f"model-{number + 1:05d}-of-00002.safetensors"
-        header, layout = lay_out(listed[number::2], {"format": "pt"})
-        size = layout.file_size - layout.data_start
-        (folder / file).write_bytes(header + random.randbytes(size))
-        weight_map |= {spec.name: file for spec in listed[number::2]}
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
-    return folder
-
-
-def stored(folder: Path) -> Stored:
-    """Every tensor of a checkpoint, read by nothing but the format's definition; its index lists no other."""
-    found: Stored = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        data = path.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8 : 8 + length]).items():
-            if name != "__metadata__":
-                start, stop = (8 + length + at for at in entry["data_offsets"])
-                found[name] = entry["dtype"], tuple(entry["shape"]), data[start:stop]
-    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
-    assert {name: (folder / file).is_file() for name, file in weight_map.items()} == dict.fromkeys(found, True)
-    return found
-
-
-def model(folder: Path, fixture: str, without: Iterable[str] = (), **config: Any) -> Path:
-    specs = [spec for name, spec in everything(fixture).items() if name not in set(without)]
-    return write(folder, specs, {**load(fixture)["config"], **config})
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found
-
-
-def settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "ckptkit.json").read_text())["settings"]
-    return found
 
 
 # --- every family ------------------------------------------------------------------------------------------
@@ -179,7 +129,7 @@ def test_a_dspark_draft_is_refused_with_its_own_command(tmp_path: Path, told: To
     dsv4.make(tmp_path / "target")
     document = told(tmp_path / "target", tmp_path / "draft", code=SOURCE)
     assert ids(document) == ["draft.dspark"]
-    assert document["findings"][0]["hint"] == f"ckptkit extract-dspark {tmp_path / 'target'} OUT"
+    assert document["findings"][0]["hint"] == f"ckptkit extract-dspark {tmp_path / 'target'} {tmp_path / 'draft'}"
 
 
 @pytest.mark.parametrize(("layers", "code"), [("draft", OK), ("", SOURCE)])
@@ -332,9 +282,12 @@ def test_source_and_result_may_be_left_out(tmp_path: Path, told: Told, monkeypat
     model(tmp_path / "model", "mimo")
     monkeypatch.chdir(tmp_path / "model")
     told(".", tmp_path / "first")
-    monkeypatch.chdir(tmp_path)
-    told("model")
+    told()
     assert stored(tmp_path / "model-mtp") == stored(tmp_path / "first")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    told("../model")
+    assert stored(tmp_path / "elsewhere" / "model-mtp") == stored(tmp_path / "first")
 
 
 def test_an_embedding_or_head_that_is_not_there_cannot_be_copied(tmp_path: Path, told: Told) -> None:

@@ -94,7 +94,14 @@ def test_no_draft(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", llama(), llama_config())
     assert ids(told(capsys, folder, code=SOURCE)) == ["draft.none"]
     make(tmp_path / "declared", draft="declared")
-    assert ids(told(capsys, tmp_path / "declared", code=SOURCE)) == ["draft.none"]
+    assert ids(told(capsys, tmp_path / "declared", code=SOURCE)) == ["draft.declared-only"]
+
+
+def test_a_trainers_state_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tensors = {"fc.weight": torch.zeros(8, 24, dtype=torch.bfloat16), "norm.weight": torch.zeros(8)}
+    torch.save({"draft_state_dict": tensors, "strategy": "dspark"}, tmp_path / "training_state.pt")
+    (tmp_path / "config.json").write_text('{"architectures": ["DSparkDraftModel"]}')
+    assert amounts(told(capsys, tmp_path))["parameters"] == 8 * 24 + 8
 
 
 @pytest.mark.parametrize("other", [["--tensors"], ["--group", "layer"], ["mtp.*"]])

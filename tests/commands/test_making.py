@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, OUTPUT, SOURCE, USAGE
+from ckptkit.options import resume_command
 
 RECIPE = ("--recipe", "lm_head-w8a16")
 UNTOUCHED = "model-00001-of-00002.safetensors"
@@ -57,6 +59,8 @@ def ids(document: dict[str, Any]) -> list[str]:
         (["--include", "*.none"], "usage.pattern-unmatched"),
         (["--include", "config.json", "--include", "re:x"], "usage.pattern-unmatched"),
         (["--allow", "shapes.confog"], "usage.pattern-unmatched"),
+        (["--allow", "foo"], "usage.pattern-unmatched"),
+        (["--allow", "plan.divide,foo.bar"], "usage.pattern-unmatched"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -72,6 +76,11 @@ def test_an_id_that_passes_over_nothing_is_a_warning(src: Path, tmp_path: Path, 
     allow = ["--allow", "plan.divide,shapes.config"]
     code, document = run("quantize", src, tmp_path / "out", *RECIPE, *allow)
     assert (code, ids(document)) == (OK, ["usage.allow-unused"])
+
+
+def test_what_to_type_again_is_the_run_without_its_display() -> None:
+    again = resume_command(["quantize", "a b", "out", "--no-progress", "--overwrite", "--jobs", "2"])
+    assert shlex.split(again) == ["ckptkit", "quantize", "a b", "out", "--jobs", "2", "--resume"]
 
 
 # --- the dry run -----------------------------------------------------------------------------------------------------

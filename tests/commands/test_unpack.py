@@ -14,7 +14,7 @@ from make import checkpoint, llama_config
 from safetensors.torch import load_file
 from told import Told, teller
 
-from ckptkit.errors import SOURCE, USAGE
+from ckptkit.errors import FOUND, SOURCE, USAGE
 
 Tensors = dict[str, torch.Tensor]
 
@@ -132,7 +132,7 @@ def nvfp4(tmp_path: Path) -> Path:
 
 def stacked(tmp_path: Path, model_type: str, suffix: str = "") -> Path:
     """Stacked experts of floats: transposed for gpt-oss and Llama 4, as Linears have it for others."""
-    tensors, path, columns = common(), "model.layers.0.mlp.experts", model_type in {"gpt_oss", "llama4"}
+    tensors, path, columns = common(), "model.layers.0.mlp.experts", model_type in {"gpt_oss", "llama4", "qwen3_vl_moe"}
     for at, (name, rows, cols) in enumerate((("gate_up_proj", 2 * INTER, HIDDEN), ("down_proj", HIDDEN, INTER))):
         shape = (EXPERTS, cols, rows) if columns else (EXPERTS, rows, cols)
         tensors[f"{path}.{name}{suffix}"] = floats(at, *shape)
@@ -418,3 +418,130 @@ def test_a_scale_of_another_shape_is_named(tmp_path: Path, told: Told) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (finding,) = refused_as_broken(told, folder, "dsv4")
     assert (finding["id"], finding["tensor"]) == ("shapes.scale", name)
+
+
+# --- what was edited in between --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["packed", "gpt-oss", "mxfp4-ct"])
+def test_a_byte_that_is_no_code_is_refused(layout: str, tmp_path: Path, told: Told) -> None:
+    told("unpack", dsv4(tmp_path), tmp_path / "codes")
+    name = f"{W3}.weight_codes"
+    file = edited(tmp_path / "codes", name, lambda tensor: tensor.index_fill_(0, torch.tensor([5]), 16))
+    (finding,) = refused_as_broken(told, tmp_path / "codes", layout)
+    assert (finding["id"], finding["tensor"], finding["file"]) == ("data.codes", name, file)
+
+
+def edited(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """Change a tensor; gives the file that holds it."""
+    from safetensors.torch import save_file
+
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            save_file(tensors | {name: change(tensors[name])}, file, metadata={"format": "pt"})
+            return file.name
+    raise KeyError(name)
+
+
+NOTES = [
+    5, [], {"names": 5}, {"names": ["a", "a", "b"]}, {"names": None}, {"from": 3}, {"to": None}, {"was": 3},
+    {"was": {"model_type": 3}}, {"was": {"ckptkit_layout": [5]}}, {"was": {"ckptkit_layout": [{"from": "fused"}]}},
+    {"columns": "x"}, {"alternate": None}, {"suffix": 4}, {"fp4": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("note", NOTES, ids=str)
+def test_an_edited_note_is_a_finding(note: Any, tmp_path: Path, told: Told) -> None:
+    told("unpack", stacked(tmp_path, "qwen3_5_moe"), tmp_path / "out", "--layout", "per-expert")
+    path = tmp_path / "out" / "config.json"
+    table = json.loads(path.read_text())
+    table["ckptkit_layout"] = table["ckptkit_layout"] | note if isinstance(note, dict) else note
+    path.write_text(json.dumps(table))
+    (finding,) = refused_as_broken(told, tmp_path / "out", "fused")
+    assert (finding["id"], finding["file"]) == ("config.layout", "config.json")
+    found = told("verify", tmp_path / "out", "--select", "config.layout", code=FOUND)["findings"]
+    assert [finding["id"] for finding in found] == ["config.layout"]
+    told("verify", tmp_path / "out", "--against", tmp_path / "qwen3_5_moe", code=FOUND)
+
+
+def test_any_way_round_ends_with_the_first_config(tmp_path: Path, told: Told) -> None:
+    """DeepSeek's layout is come back to over two others, and is the model again."""
+    here = dsv4(tmp_path)
+    for layout in ("mxfp4-ct", "gpt-oss", "codes", "mxfp4-ct", "dsv4"):
+        before, here = here, tmp_path / f"{here.name}-{layout}"
+        findings = told("unpack", before, here, "--layout", layout)["findings"]
+        ids = [finding["id"] for finding in findings]
+        assert ("unpack.exchange" in ids) == (layout != "dsv4"), layout
+    same(tmp_path / "dsv4", here)
+
+
+# --- which results pass for the model ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layout", "loads"),
+    [
+        ("qwen3_5_moe", "per-expert", True), ("gpt_oss", "per-expert", False), ("llama4", "per-expert", False),
+        ("qwen3_vl_moe", "per-expert", False), ("gemma4", "per-expert", False), ("mistral4", "per-expert", False),
+        ("a_model_that_nobody_knows", "per-expert", False),
+        ("qwen3_moe", "fused", True), ("gpt_oss", "fused", True), ("a_model_that_nobody_knows", "fused", False),
+    ],
+)  # fmt: skip
+def test_only_what_loads_passes_for_the_model(
+    model_type: str, layout: str, loads: bool, tmp_path: Path, told: Told
+) -> None:
+    src = stacked(tmp_path, model_type)
+    if layout == "fused":
+        told("unpack", src, tmp_path / "apart", "--layout", "per-expert")
+        (tmp_path / "apart" / "config.json").write_text(json.dumps(config(model_type)))
+        src = tmp_path / "apart"
+    findings = told("unpack", src, tmp_path / "out", "--layout", layout)["findings"]
+    assert [finding["id"] for finding in findings] == ([] if loads else ["unpack.exchange"])
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made["model_type"] == (model_type if loads else "ckptkit_layout")
+    back = "fused" if layout == "per-expert" else "per-expert"
+    findings = told("unpack", tmp_path / "out", tmp_path / "back", "--layout", back)["findings"]
+    assert "unpack.exchange" not in {finding["id"] for finding in findings}
+    same(src, tmp_path / "back")
+
+
+def test_experts_of_floats_do_not_hide_codes(tmp_path: Path, told: Told) -> None:
+    """No engine reads the codes, whatever becomes of the stacked floats beside them."""
+    from safetensors.torch import save_file
+
+    src = nvfp4(tmp_path)
+    experts = tensors_of(stacked(tmp_path, "qwen3_5_moe"))
+    tensors = tensors_of(src) | {name: tensor for name, tensor in experts.items() if ".experts." in name}
+    save_file(tensors, src / "model.safetensors", metadata={"format": "pt"})
+    table = json.loads((src / "config.json").read_text()) | {"model_type": "qwen3_5_moe"}
+    (src / "config.json").write_text(json.dumps(table))
+    told("unpack", src, tmp_path / "codes")
+    told("unpack", tmp_path / "codes", tmp_path / "both", "--layout", "per-expert")
+    assert json.loads((tmp_path / "both" / "config.json").read_text())["model_type"] == "ckptkit_layout"
+
+
+# --- experts that are not all there --------------------------------------------------------------------------
+
+
+def test_fp4_experts_are_named_where_floats_are_wanted(tmp_path: Path, told: Told) -> None:
+    found = refused(told, gpt_oss(tmp_path), "per-expert")
+    assert {finding["id"] for finding in found} == {"unpack.layout"}
+    assert all(finding["tensor"].endswith("_blocks") for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"), [(dsv4, "gpt-oss"), (gpt_oss, "gpt-oss"), (stacked, "per-expert"), (stacked, "fused")]
+)
+def test_the_last_expert_is_missed(make: Any, layout: str, tmp_path: Path, told: Told) -> None:
+    folder = make(tmp_path, "qwen3_5_moe") if make is stacked else make(tmp_path)
+    if layout == "fused":
+        told("unpack", folder, tmp_path / "apart", "--layout", "per-expert")
+        folder = tmp_path / "apart"
+    if make is gpt_oss:
+        told("unpack", folder, tmp_path / "codes")
+        folder = tmp_path / "codes"
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_local_experts": EXPERTS + 1}))
+    found = refused_as_broken(told, folder, layout)
+    assert {finding["id"] for finding in found} == {"names.incomplete-experts"}

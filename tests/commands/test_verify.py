@@ -393,3 +393,9 @@ def test_what_is_wrong_with_the_source_already_is_inherited(tmp_path: Path, caps
     )
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [(f["id"], f["severity"], f["data"]["inherited"]) for f in findings] == [("config.layers", "warning", True)]
+
+
+def test_one_engine_at_a_time(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(model), "--engine", "vllm", "--engine", "sglang", "--json"]) == USAGE
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["id"] == "usage.arguments"

@@ -33,6 +33,7 @@ CONFIG = [
     defect("no config of quantized weights", "w4w8", file("config.json", None), "config.missing config.quant-undeclared"),
     defect("config without architectures", "dense", config(architectures=None), "config.arch"),
     defect("architectures that is a string", "dense", config(architectures="LlamaForCausalLM"), "config.arch"),
+    defect("note of an unpack that was edited", "dense", config(ckptkit_layout={"names": 5}), "config.layout"),
     defect("dtype that nothing has", "dense", config(torch_dtype="float16"), "config.dtype"),
     defect("tied, with a head of its own", "dense", config(tie_word_embeddings=True), "config.tie"),
     defect("untied, without a head", "tied", config(tie_word_embeddings=False), "config.tie"),

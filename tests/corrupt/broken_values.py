@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from corrupt.broken_quantization import PACKED, SCALE, SHAPE
 from corrupt.defects import Defect, defect
 from corrupt.edit import Damage, file, flip, put
 
+EXPERTS = "model.layers.1.mlp.experts"
 Change = Callable[[torch.Tensor], torch.Tensor]
 _data = partial(defect, level=Level.DATA)
 
@@ -72,6 +74,15 @@ def same_head(folder: Path) -> None:
     put(HEAD, lambda head: embedding)(folder)
 
 
+def spread(folder: Path) -> None:
+    """Unpack the codes, one a byte."""
+    held = folder.with_name("spread")
+    main(["unpack", str(folder), str(held), "-q", "--no-progress"])
+    shutil.rmtree(folder)
+    held.rename(folder)
+    (folder / "ckptkit.json").unlink()
+
+
 def recorded(damage: Damage, per_tensor: bool = True) -> Damage:
     """Digests taken, then the damage."""
     options = ["--per-tensor"] if per_tensor else []
@@ -101,6 +112,7 @@ VALUES = [
     value("weight_shape of another weight", "w4w8", put(f"{Q}.{SHAPE}", lambda t: torch.tensor([128, 256])),
           "data.weight-shape"),
     value("weight_shape transposed", "w4w8", put(f"{UP}.{SHAPE}", lambda t: t.flip(0)), "data.weight-shape"),
+    value("byte that is no code", "gpt_oss", both(spread, put(f"{EXPERTS}.down_proj_codes", byte(9, 16))), "data.codes"),
     value("tied, with other numbers in the head", "dense", edit.config(tie_word_embeddings=True), "config.tie data.tie"),
     value("tied, with the embedding stored twice", "dense", both(same_head, edit.config(tie_word_embeddings=True)),
           "config.tie"),

@@ -12,7 +12,7 @@ from headers import specs
 
 from ckptkit.drafts.mtp import find, has_stages
 from ckptkit.drafts.mtp_config import NONE_KNOWN, launch, with_layers
-from ckptkit.drafts.mtp_families import ENGINES, families
+from ckptkit.drafts.mtp_families import ENGINES, Family, families
 from ckptkit.drafts.mtp_tensors import missing
 
 from .mtp_fixtures import FIXTURES, everything, load, names
@@ -31,10 +31,16 @@ def test_ids_are_unique() -> None:
 
 def test_the_documented_families_are_those_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "mtp.md").read_text()
-    rows = [
-        line.split(" | ")[:2] for line in page.partition("## The families")[2].splitlines() if line.startswith("| `")
-    ]
-    assert rows == [[f"| `{family.id}`", family.name] for family in families()]
+    lines = [line for line in page.partition("## The families")[2].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[:3] for row in rows] == [[f"`{family.id}`", family.name, _lies(family)] for family in families()]
+    engines = [[cell.replace("`", "") for cell in row[3:]] for row in rows]
+    assert engines == [[family.sglang or "", family.vllm or ""] for family in families()]
+
+
+def _lies(family: Family) -> str:
+    layers = family.layers.replace("{n}", "N").replace("{i}", "i")
+    return " or ".join(f"`{at}{layers}`" for at in family.at)
 
 
 @pytest.mark.parametrize("fixture", FIXTURES)
@@ -74,7 +80,7 @@ def test_a_target_without_its_layers_has_none(fixture: str) -> None:
     assert find(tensors, load(fixture)["config"]) is None
 
 
-# Tensors of the layers as published: counted in the index files of the repositories.
+# Tensors of the layers in the header fixtures of published checkpoints (fixtures/headers).
 PUBLISHED = {
     "deepseek-v3": ("deepseek-v3", 1_564),
     "deepseek-v4-flash": ("deepseek-v4", 1_575),

@@ -203,6 +203,33 @@ def test_a_weight_that_is_not_finite(source: Path, out: Path, tmp_path: Path) ->
     assert lab.same_tensors(lab.tensors_of(out), lab.expected(broken))
 
 
+@pytest.mark.parametrize(("shard", "left"), [(0, False), (2, True)])
+def test_an_error_before_any_shard_is_finished_leaves_nothing(
+    out: Path, tmp_path: Path, shard: int, left: bool
+) -> None:
+    """So that the same command with another option, as its hint says, is not stopped by what the first left."""
+    broken = lab.make_checkpoint(tmp_path / "broken")
+    path = broken / lab.shard_name(shard)
+    data = bytearray(path.read_bytes())
+    data[-100] = lab.NAN
+    path.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        run(broken, out)
+    assert ids(caught.value) == ["data.nan"]
+    assert out.with_name("out.partial").exists() == left
+    if not left:
+        run(broken, out, nonfinite_error=False)
+        assert lab.same_tensors(lab.tensors_of(out), lab.expected(broken))
+
+
+def test_a_refused_plan_is_not_said_to_carry_on(source: Path, out: Path, abandoned: Callable[..., None]) -> None:
+    abandoned()
+    with open_source(str(source)) as opened:
+        (finding,) = preflight(None, opened, out, Options(resume_command="again --resume"))
+    assert finding.id == "output.exists"
+    assert "--resume" not in (finding.hint or "")
+
+
 # --- one process at a time ---------------------------------------------------------------------------------------------
 
 

@@ -107,6 +107,8 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     empty.mkdir()
     broken.write_text("[1]")
     assert failure(capsys, tmp_path / "none", "--draft-config", draft) == (SOURCE, "source.missing")
+    assert failure(capsys, "a-name-as-on-the-hub", "--draft-config", draft) == (SOURCE, "source.missing")
+    assert failure(capsys, draft, "--draft-config", draft) == (SOURCE, "source.kind")
     assert failure(capsys, empty, "--draft-config", draft) == (SOURCE, "source.empty")
     assert failure(capsys, empty, "--draft-config", tmp_path / "no.json") == (SOURCE, "source.missing")
     assert failure(capsys, empty, "--draft-config", broken) == (SOURCE, "config.parse")
@@ -115,6 +117,32 @@ def test_what_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[st
     broken.write_text("{}")
     assert failure(capsys, empty, "--draft-config", broken) == (SOURCE, "config.draft")
     assert failure(capsys, empty) == (USAGE, "usage.arguments")
+
+
+def test_a_folder_given_for_its_config_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    config(tmp_path, **DSPARK).rename(draft / "config.json")
+    folder = store(tmp_path / "f", sample(0))
+    assert main(["check-features", str(folder), "--draft-config", str(draft), "--json"]) == SOURCE
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["hint"].split() == ["--draft-config", str(draft / "config.json")]
+    assert main(["check-features", str(folder), *found["hint"].split(), "--json"]) == OK
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("key", ["input_ids", "loss_mask", UPSTREAM[1]])
+def test_the_hint_names_the_key_that_is_missing(told: Told, tmp_path: Path, key: str) -> None:
+    folder = store(tmp_path / "f", sample(0, **{key: None}), sample(1, **{key: [1]}))
+    found = told(folder, code=FOUND)["findings"]
+    assert [item["id"] for item in found] == ["features.keys"] * 2
+    assert all(key in item["hint"] for item in found)
+
+
+def test_what_is_no_dict_is_told_what_to_save(told: Told, tmp_path: Path) -> None:
+    (found,) = told(store(tmp_path / "f", sample(0), [1, 2]), code=FOUND)["findings"]
+    assert found["id"] == "features.unreadable"
+    assert "input_ids" in found["hint"]
 
 
 def test_the_pages_are_told(capsys: pytest.CaptureFixture[str]) -> None:
