@@ -133,7 +133,7 @@ def content(name: str, dtype: str, nbytes: int, rng: Any) -> bytes:
 def write_shard(path: Path, listed: list[tuple[str, str, tuple[int, ...]]], seed: int) -> None:
     import numpy as np
 
-    from ckptkit.header import Spec, lay_out
+    from ckptkit.files.header import Spec, lay_out
 
     head, header = lay_out([Spec(*item) for item in listed], {"format": "pt"})
     rng = np.random.default_rng(seed)
@@ -273,7 +273,7 @@ def _kernel(case: str) -> tuple[Spent, Spent, Spent]:
     import numpy as np
     import torch
 
-    from ckptkit.header import Spec
+    from ckptkit.files.header import Spec
     from ckptkit.ops import Block, Chunk, Context, operation
 
     op, straightforward = operation("dequantize@1"), {}

@@ -26,7 +26,7 @@ import torch
 import triton
 
 from ckptkit.decode import Encoded, encoded
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import values
 from ckptkit.ops.kernels import triton_dequantize
 from ckptkit.plan import Plan, Ref, Shard, Step
@@ -149,7 +149,7 @@ def all_codes_equal() -> bool:
 def whole_run(folder: Path) -> dict[str, Any]:
     """Seconds on either device for 2 GB of BF16 out of FP4 and FP8 in equal parts, and if the files are equal."""
     from ckptkit.execute import Options, execute
-    from ckptkit.source import open_source
+    from ckptkit.files.source import open_source
 
     src, rows = folder / "source", 65_536
     names = ("fp4", "fp8, float32 scales")
@@ -181,7 +181,7 @@ class Silent:
 
 def write_source(folder: Path, weights: dict[str, dict[str, Spec]]) -> list[Step]:
     """One file of all tensors, and a step for each weight."""
-    from ckptkit.header import lay_out
+    from ckptkit.files.header import lay_out
 
     specs = [
         spec._replace(name=f"{number}{spec.name}")

@@ -51,7 +51,7 @@ COUNTED = """
 import json, sys
 from collections import Counter
 from ckptkit.cli import main
-from ckptkit.source import Source
+from ckptkit.files.source import Source
 read, real = Counter(), Source.read_into
 def read_into(self, file, start, view):
     read[file] += len(view)
@@ -89,7 +89,7 @@ def make(folder: Path, config: Mapping[str, Any]) -> Path:
 def write_shard(path: Path, listed: list[tuple[str, str, tuple[int, ...]]], filled: bool) -> None:
     import numpy as np
 
-    from ckptkit.header import Spec, lay_out
+    from ckptkit.files.header import Spec, lay_out
 
     head, header = lay_out([Spec(*item) for item in listed], {"format": "pt"})
     rng = np.random.default_rng(len(listed))

@@ -124,7 +124,7 @@ def make(folder: Path, layers: int = LAYERS, count: int = SHARDS, sparse: bool =
 
 def write_shard(path: Path, part: list[tuple[str, tuple[int, ...]]], seed: int, sparse: bool) -> None:
     """Written tensor by tensor, with the layout that the safetensors package would give it."""
-    from ckptkit.header import Spec, lay_out
+    from ckptkit.files.header import Spec, lay_out
 
     head, header = lay_out([Spec(name, "BF16", shape) for name, shape in part], {"format": "pt"})
     with path.open("wb") as file:

@@ -86,7 +86,7 @@ def size_of(folder: Path) -> int:
 
 def many_shards(folder: Path) -> Path:
     """1,000 shards of 230 tensors: W4A16 experts of 25 layers, three tensors each, over holes."""
-    from ckptkit.header import Spec, lay_out
+    from ckptkit.files.header import Spec, lay_out
 
     if (folder / "config.json").exists():
         return folder

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import open_checkpoint
+    from .files.checkpoint import open_checkpoint
     from .plan import Plan
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "__version__", "open_checkpoint"]
 
-_HOMES = {"open_checkpoint": "checkpoint", "Plan": "plan"}
+_HOMES = {"open_checkpoint": "files.checkpoint", "Plan": "plan"}
 
 
 def __getattr__(name: str) -> Any:

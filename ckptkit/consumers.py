@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .families import Kind
-from .regexes import compiled
+from .naming.regexes import compiled
 
 LINEAR_CLASS = "Linear"
 TORCH_CLASSES = {Kind.EMBEDDING: "Embedding", Kind.POSITION: "Embedding", Kind.NORM: "RMSNorm", Kind.CONV: "Conv1d"}

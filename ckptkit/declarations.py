@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from .checkpoint import CONFIG, Checkpoint, parse_json
 from .consumers import LINEAR_CLASS, Declared, by_compressed_tensors
 from .errors import fail
-from .names import unwrapped
-from .regexes import compiled
+from .files.checkpoint import CONFIG, Checkpoint, parse_json
+from .naming.names import unwrapped
+from .naming.regexes import compiled
 from .stored import Quantization, declared_quantization, tables
 
 CT, MODELOPT, GPTQ, AWQ, FP8, MXFP4 = "compressed-tensors", "modelopt", "gptq", "awq", "fp8", "mxfp4"

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from .errors import Finding
+from .files.parallel import on_threads
+from .files.reading import read_block
+from .files.source import Source
 from .ops import Context, Inexact, NonFinite, operation
-from .parallel import on_threads
 from .plan import Plan, Step
-from .reading import read_block
-from .source import Source
 
 OPERATION = "fp4_to_fp8_block@1"
 _SPREAD = 14  # binades between the largest scale of a block and the least that is sure to be held exactly

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from . import __version__
+from .files.source import FileInfo, Source
 from .plan import Plan
-from .source import FileInfo, Source
 
 NAME = "ckptkit.json"
 SCHEMA = 1

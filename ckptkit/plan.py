@@ -19,7 +19,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .header import Header, Spec, lay_out, nbytes
+from .files.header import Header, Spec, lay_out, nbytes
 
 COPY = "copy@1"
 

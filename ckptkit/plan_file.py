@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
-from .checkpoint import Checkpoint
 from .errors import UserError, fail, unreadable
-from .header import DTYPE_BITS, Spec, nbytes
+from .files.checkpoint import Checkpoint
+from .files.header import DTYPE_BITS, Spec, nbytes
+from .files.origins import Identity, differing, origins
 from .ops import operation
-from .origins import Identity, differing, origins
 from .plan import COPY, LeftOut, Plan, Ref, Shard, Sidecar, Step, canonical
 
 SCHEMA = 1

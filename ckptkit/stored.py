@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .consumers import Declared, declared
 from .errors import Finding
-from .header import FLOATS
-from .regexes import compiled
+from .files.header import FLOATS
+from .naming.regexes import compiled
 
 # The last part of a name: of the tensor that holds a module's weights, and of those that only say how to read it.
 WEIGHTS = frozenset({"weight", "weight_packed", "qweight", "blocks", "codes", "weight_codes"})

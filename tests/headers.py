@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "headers"
 FIXTURES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Subject
-from ckptkit.header import Spec, lay_out
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.header import Spec, lay_out
+from ckptkit.files.source import open_source
 
 H, V, I = 256, 512, 512  # noqa: E741
 

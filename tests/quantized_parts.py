@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ckptkit.checkpoint import Checkpoint, scan
 from ckptkit.checks import Subject
 from ckptkit.errors import Finding
-from ckptkit.header import Spec
+from ckptkit.files.checkpoint import Checkpoint, scan
+from ckptkit.files.header import Spec
+from ckptkit.files.source import Source, open_source
 from ckptkit.plan import Ref
-from ckptkit.source import Source, open_source
 
 Tensors = dict[str, torch.Tensor]
 Make = Callable[[int, int], Tensors]

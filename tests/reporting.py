@@ -9,11 +9,11 @@ from typing import Any
 
 from headers import materialize
 
-from ckptkit.checkpoint import Checkpoint, open_checkpoint
 from ckptkit.checks import Level, Outcome, Result, Subject
 from ckptkit.errors import Finding
-from ckptkit.report import Report, Run, make_report, place_of, stats_of
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import Checkpoint, open_checkpoint
+from ckptkit.files.source import open_source
+from ckptkit.reports.report import Report, Run, make_report, place_of, stats_of
 
 STARTED = datetime(2026, 11, 29, 20, 31, 7, 123456, UTC)
 AGREEMENT = {

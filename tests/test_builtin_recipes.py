@@ -9,11 +9,11 @@ from typing import Any
 import headers
 import pytest
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.errors import UserError
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.planners.quantize import plan_quantize
-from ckptkit.recipe import builtin_names, load
-from ckptkit.source import open_source
+from ckptkit.recipe.recipe import builtin_names, load
 
 # Modules that a body recipe quantizes, of each family: counted by hand from layers x projections.
 BODY = {

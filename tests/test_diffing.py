@@ -11,13 +11,13 @@ import pytest
 import torch
 from make import Tensors, checkpoint
 
-from ckptkit import diffing
-from ckptkit.checkpoint import Checkpoint, open_checkpoint
 from ckptkit.cli import main
-from ckptkit.closeness import Sums, Tolerance, sums
-from ckptkit.config_diff import compare_configs
-from ckptkit.diffing import Diff, Level, compare
-from ckptkit.source import Source, open_source
+from ckptkit.comparing import diffing
+from ckptkit.comparing.closeness import Sums, Tolerance, sums
+from ckptkit.comparing.config_diff import compare_configs
+from ckptkit.comparing.diffing import Diff, Level, compare
+from ckptkit.files.checkpoint import Checkpoint, open_checkpoint
+from ckptkit.files.source import Source, open_source
 
 EXACT = Tolerance()
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}

@@ -14,7 +14,7 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.errors import FOUND, SOURCE
-from ckptkit.foreign import foreign
+from ckptkit.files.foreign import foreign
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 4967215360\n" % (b"0" * 64)
 WRITERS: dict[str, Callable[[Path], object]] = {

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ckptkit.errors import UserError
-from ckptkit.header import Header, Spec, lay_out, nbytes, read_header, row_view
+from ckptkit.files.header import Header, Spec, lay_out, nbytes, read_header, row_view
 
 
 def parse(data: bytes) -> Header:

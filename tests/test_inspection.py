@@ -11,9 +11,9 @@ import pytest
 import torch
 from make import checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import open_checkpoint
-from ckptkit.inspection import GROUPS, Summary, Total, grouped, summarize
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
+from ckptkit.inspecting.inspection import GROUPS, Summary, Total, grouped, summarize
 
 
 def summary_of(folder: Path) -> Summary:

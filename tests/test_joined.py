@@ -6,8 +6,8 @@ from pathlib import Path
 
 from make import checkpoint, llama
 
-from ckptkit.checkpoint import joined, open_checkpoint
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import joined, open_checkpoint
+from ckptkit.files.source import open_source
 
 
 def test_checkpoints_side_by_side(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import torch
 from make import checkpoint
 from safetensors.torch import save_file
 
-from ckptkit.checkpoint import INDEX, Checkpoint, open_checkpoint
 from ckptkit.errors import SOURCE, UserError
-from ckptkit.mending import open_mended
-from ckptkit.numbering import is_whole, numbered
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import INDEX, Checkpoint, open_checkpoint
+from ckptkit.files.mending import open_mended
+from ckptkit.files.numbering import is_whole, numbered
+from ckptkit.files.source import open_source
 
 FIRST, SECOND, THIRD = (f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3))
 PLACES = {"a": FIRST, "b": FIRST, "c": SECOND, "d": THIRD}

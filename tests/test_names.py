@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptkit.errors import UserError
-from ckptkit.names import Matcher, layered, split, uniform
+from ckptkit.naming.names import Matcher, layered, split, uniform
 
 PATTERNS = [
     r"re:.*lm_head$", r"re:.*visual.*", r"re:.*in_proj_(a|b)$", r"re:.*layers\.1\..*", r"re:.*layers\.\d\.mlp.*",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.patterns import looks_like_class, nearest, pattern
+from ckptkit.naming.patterns import looks_like_class, nearest, pattern
 
 NAMES = ["lm_head", "language_model.lm_head", "model.layers.0.mlp.gate", "model.layers.10.mlp.gate_proj", "lm_head2"]
 

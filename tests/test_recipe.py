@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.patterns import pattern
-from ckptkit.recipe import Recipe, builtin_names, builtin_text, load, load_text
-from ckptkit.schemes import resolve
-from ckptkit.yaml_lines import MAX_BYTES
+from ckptkit.naming.patterns import pattern
+from ckptkit.recipe.recipe import Recipe, builtin_names, builtin_text, load, load_text
+from ckptkit.recipe.schemes import resolve
+from ckptkit.recipe.yaml_lines import MAX_BYTES
 
 EXAMPLE = """\
 schema: 1

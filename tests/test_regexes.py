@@ -8,9 +8,9 @@ import time
 import pytest
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.patterns import pattern
-from ckptkit.recipe import builtin_names, load
-from ckptkit.regexes import compiled
+from ckptkit.naming.patterns import pattern
+from ckptkit.naming.regexes import compiled
+from ckptkit.recipe.recipe import builtin_names, load
 
 ENDLESS = [
     r"(a+)+$", r"(?:a*)*b", r"([a-z]+)*$", r".*(\w+\d*)+!", r"(.*\.)*x", r"(a|ab|b)+c", r"((x+x+)+y)*",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.renaming import rename, rename_rule
+from ckptkit.naming.renaming import rename, rename_rule
 
 NAMES = ["model.layers.1.up.weight", "model.layers.10.up.weight", "lm_head.weight", "lm_head2.weight"]
 

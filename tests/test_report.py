@@ -11,13 +11,13 @@ import reporting
 import torch
 from make import checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import Checkpoint, open_checkpoint, scan
 from ckptkit.checks import Subject
 from ckptkit.errors import FOUND, OK, Finding
-from ckptkit.report import json_schema, place_of, stats_of, to_dict, to_json
+from ckptkit.files.checkpoint import Checkpoint, open_checkpoint, scan
+from ckptkit.files.source import open_source
 from ckptkit.reports.model import TensorError
+from ckptkit.reports.report import json_schema, place_of, stats_of, to_dict, to_json
 from ckptkit.reports.summary import SEGMENTS_SHOWN, SHARDS_SHOWN, numeric_of, plain
-from ckptkit.source import open_source
 
 
 @pytest.fixture(scope="module")

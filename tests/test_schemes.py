@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptkit import schemes
 from ckptkit.errors import USAGE, UserError
-from ckptkit.schemes import config_group, presets, problems, resolve, usable
+from ckptkit.recipe import schemes
+from ckptkit.recipe.schemes import config_group, presets, problems, resolve, usable
 
 ROOT = Path(__file__).parents[1]
 CALIBRATED = {"FP8", "NVFP4"}
@@ -320,7 +320,7 @@ def test_descriptions_tell_presets_apart() -> None:
 
 
 def test_reading_schemes_imports_no_torch() -> None:
-    code = "import sys, ckptkit.recipe; ckptkit.recipe.load('w4a16'); print('torch' in sys.modules, 'compressed_tensors' in sys.modules)"
+    code = "import sys, ckptkit.recipe.recipe; ckptkit.recipe.recipe.load('w4a16'); print('torch' in sys.modules, 'compressed_tensors' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptkit.yaml_lines import MalformedYaml, parse
+from ckptkit.recipe.yaml_lines import MalformedYaml, parse
 
 SCALARS = st.none() | st.booleans() | st.integers(-9999, 9999) | st.text("abc: #'\"-", max_size=8)
 DATA = st.recursive(

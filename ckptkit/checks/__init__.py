@@ -28,11 +28,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding, fail
-from ..patterns import nearest
+from ..files.checkpoint import Checkpoint
+from ..inspecting.survey import Survey, survey
+from ..naming.patterns import nearest
 from ..stored import Quantization, declared_quantization
-from ..survey import Survey, survey
 from .sidecars import Sidecars
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ _ABOUT_ONE_TENSOR = frozenset({"index.missing-tensor", "index.extra-tensor", "in
 class Subject:
     """What is checked, and with what beside it.
 
-    ``found`` are the findings of reading the checkpoint (:func:`ckptkit.checkpoint.scan`): probes of container and
+    ``found`` are the findings of reading the checkpoint (:func:`ckptkit.files.checkpoint.scan`): probes of container and
     index pass them on. ``options`` holds what a level's command line adds (``engine``, ``speculative``, ``oracle`` …).
     """
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..families import config_value
 from ..families.config import model_types
-from ..names import unwrapped
+from ..naming.names import unwrapped
 
 # Modules that take the hidden state as their input, and those that give it.
 _READ = frozenset({

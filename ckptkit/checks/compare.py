@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..closeness import Sums
+from ..comparing.closeness import Sums
 from ..decode import Coding
 from ..decode.numbers import Floats, rounded
 from ..decode.rows import Unpacked, blocks, scaled
-from ..memory import keep_freed_memory
-from ..reading import PIECE
-from ..source import Range, Source
+from ..files.memory import keep_freed_memory
+from ..files.reading import PIECE
+from ..files.source import Range, Source
 from .bounds import EXACT, Bound
 from .matching import Pair
 from .viewing import unpacked, values

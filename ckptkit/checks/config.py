@@ -9,13 +9,13 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from ..checkpoint import CONFIG
 from ..errors import Finding
 from ..families import Kind, config_value, declared_drafts, embedding_of, head_of, is_tied
 from ..families.config import text_configs
-from ..header import FLOATS
+from ..files.checkpoint import CONFIG
+from ..files.header import FLOATS
+from ..inspecting.survey import Module
 from ..layout_config import KEY, fault
-from ..survey import Module
 from . import Level, Probe, Seen, Subject
 from .config_pages import PAGES
 from .folding import fold

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ..errors import Finding
-from ..header import ALIGN, DTYPE_BITS, Header
+from ..files.header import ALIGN, DTYPE_BITS, Header
 from . import Level, Page, Probe, Seen, Subject
 from .folding import EXAMPLES, fold
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, parse_json
 from ..declarations import DECLARATIONS, LISTS, MODELOPT, method_of
 from ..errors import Finding, UserError
-from ..names import unwrapped
-from ..regexes import compiled
+from ..files.checkpoint import CONFIG, parse_json
+from ..naming.names import unwrapped
+from ..naming.regexes import compiled
 from . import Subject
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..checkpoint import SUFFIX
-from ..digests import Recorded
 from ..errors import Finding
-from ..header import Header
+from ..files.checkpoint import SUFFIX
+from ..files.digests import Recorded
+from ..files.header import Header
 from . import Level, Page, Probe, Seen, Subject
 from .folding import fold
 

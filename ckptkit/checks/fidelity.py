@@ -19,7 +19,7 @@ import numpy as np
 from ..decode import Encoded
 from ..decode.numbers import Floats
 from ..decode.rows import decode
-from ..source import Source
+from ..files.source import Source
 from .bounds import Bound
 from .compare import limits
 from .matching import Pair

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ..checkpoint import CONFIG, INDEX_SUFFIX
 from ..errors import Finding, UserError
-from ..source import Source, is_plain
+from ..files.checkpoint import CONFIG, INDEX_SUFFIX
+from ..files.source import Source, is_plain
 from . import Level, Probe, Seen, Subject
 from .config import generates
 from .files_pages import PAGES

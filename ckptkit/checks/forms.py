@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..header import FLOATS
+from ..files.header import FLOATS
 from ..plan import Ref
 from ..stored import FP4, NF4
 from .weights import FP8, Weight

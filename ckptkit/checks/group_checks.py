@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG
 from ..consumers import LINEAR_CLASS, by_vllm
 from ..errors import Finding
 from ..families import LINEAR_LIKE, Kind, experts_of, fused_set
-from ..patterns import looks_like_class
+from ..files.checkpoint import CONFIG
+from ..naming.patterns import looks_like_class
 from .groups import Groups, Seen, spellings
 from .named import Modules
 from .weights import Fault, Place, Weight, place_of

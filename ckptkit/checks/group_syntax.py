@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checkpoint import CONFIG
 from ..errors import Finding
-from ..regexes import compiled
-from ..schemes import COMPRESSED_TENSORS_VERSION, PARTS, QuantArgs, presets
-from ..survey import Survey
+from ..files.checkpoint import CONFIG
+from ..inspecting.survey import Survey
+from ..naming.regexes import compiled
+from ..recipe.schemes import COMPRESSED_TENSORS_VERSION, PARTS, QuantArgs, presets
 
 VERSION, KV = "config.quant-version", "config.quant-kv"
 

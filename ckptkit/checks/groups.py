@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from ..consumers import LINEAR_CLASS, TORCH_CLASSES, Declared, by_compressed_tensors, by_vllm, matches, vllm_class
 from ..families import LINEAR_LIKE, Kind
-from ..names import template_of, uniform, unwrapped
+from ..naming.names import template_of, uniform, unwrapped
 from ..plan import Ref
-from ..schemes import presets
+from ..recipe.schemes import presets
 from ..stored import Quantization
 from .expected import Expected, of_group
 from .methods import Reading

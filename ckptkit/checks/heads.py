@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint
 from ..decode import Encoded, dense
 from ..errors import Finding
 from ..families import Kind, classifier, config_value, embedding_of
-from ..header import FLOATS
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
 from ..stored import split_name
 from . import Level, Page, Probe, Seen, Subject
 from .bounds import bound

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..families import Kind
-from ..survey import Module
+from ..inspecting.survey import Module
 from . import Subject
 
 

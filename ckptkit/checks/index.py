@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..checkpoint import INDEX, SUFFIX, Index
 from ..errors import Finding
+from ..files.checkpoint import INDEX, SUFFIX, Index
 from . import Level, Page, Probe, Seen, Subject
 from .folding import fold
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, scan
 from ..errors import Finding
+from ..files.checkpoint import Checkpoint, scan
+from ..files.source import open_source
 from ..plan import Plan
-from ..source import open_source
 from ..stored import split_name
 from . import Level, Subject, run
 

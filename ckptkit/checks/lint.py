@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..errors import Finding, UserError, fail
-from ..patterns import nearest
+from ..naming.patterns import nearest
 from . import Level, Page, Probe, Seen, Subject
 from .hits import Hit
 from .predicates import PREDICATES

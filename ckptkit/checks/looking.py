@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
-from ..digests import TENSORS, Digest, Recorded, ShardDigests, recorded
 from ..errors import Finding
-from ..parallel import on_threads
+from ..files.digests import TENSORS, Digest, Recorded, ShardDigests, recorded
+from ..files.parallel import on_threads
+from ..files.reading import Span, parts, spans
 from ..plan import Ref
-from ..reading import Span, parts, spans
 from . import Subject
 from .roles import Role, roles
 from .tally import Tally, add, counter

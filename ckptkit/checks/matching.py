@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..declarations import Packing, declarations, packing_of
 from ..decode import Encoded, dense, encoded
 from ..errors import Finding, UserError
 from ..families import embedding_of, head_of, is_tied
-from ..header import FLOATS
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
+from ..naming.renaming import rename, rename_rule
 from ..plan import Ref
-from ..renaming import rename, rename_rule
 from ..stored import COMPANIONS, WEIGHTS, split_name
 from . import Subject
 from .bounds import same_numbers

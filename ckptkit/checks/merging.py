@@ -17,9 +17,9 @@ from typing import Any
 from ..consumers import Declared, by_compressed_tensors
 from ..families import Kind, experts_of
 from ..families.config import model_types
-from ..header import FLOATS
+from ..files.header import FLOATS
+from ..inspecting.survey import Module
 from ..stored import Quantization
-from ..survey import Module
 from . import Subject
 from .hits import Hit, at, fits, modules
 

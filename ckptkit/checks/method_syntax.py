@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..checkpoint import CONFIG
 from ..declarations import AWQ, FP8, GPTQ, MODELOPT
 from ..errors import Finding
+from ..files.checkpoint import CONFIG
 from ..layout_config import NO_METHOD
-from ..patterns import nearest
+from ..naming.patterns import nearest
 from .declarations import Declaration
 
 VERSION = "config.quant-version"

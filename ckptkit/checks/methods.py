@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from ..declarations import AWQ, FP8, GPTQ, MODELOPT, MXFP4
 from ..families import Kind, config_value
 from ..families.config import model_types
-from ..names import unwrapped
-from ..regexes import compiled
+from ..naming.names import unwrapped
+from ..naming.regexes import compiled
 from .declarations import Declaration, Excluded, excluded, excluded_entries
 from .expected import Expected, block_of
 from .weights import Weight

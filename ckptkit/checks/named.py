@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..families.fused import FUSED
-from ..names import split, uniform
-from ..patterns import nearest
+from ..inspecting.survey import Survey
+from ..naming.names import split, uniform
+from ..naming.patterns import nearest
 from ..plan import Ref
 from ..stored import WEIGHTS, split_name
-from ..survey import Survey
 from .groups import spellings
 from .weights import Place, place_of
 

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from ..checkpoint import CONFIG
 from ..errors import Finding
 from ..families import Kind, classifier, declared_drafts, draft_part
+from ..files.checkpoint import CONFIG
+from ..inspecting.survey import Cell, Key, keyed
 from ..plan import Ref
 from ..stored import COMPANIONS, SCALES, WEIGHTS, split_name
-from ..survey import Cell, Key, keyed
 from . import Level, Probe, Seen, Subject
 from .completeness import incomplete_experts, incomplete_layers, incomplete_model
 from .config import generates

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decode import Coding
 from ..errors import Finding
-from ..parallel import on_threads
-from ..source import Source
+from ..files.parallel import on_threads
+from ..files.source import Source
 from . import Level, Page, Probe, Seen, Subject, bounds
 from .folding import fold
 from .matching import Copy, Matched, Pair

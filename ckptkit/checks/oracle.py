@@ -9,11 +9,11 @@ from ..consumers import LINEAR_CLASS, by_compressed_tensors
 from ..decode import Coding
 from ..errors import Finding
 from ..families import fused_set, shares_global_scale
-from ..header import Spec
+from ..files.header import Spec
+from ..files.reading import read_block
 from ..ops import Context, Read
 from ..ops.select import select
 from ..plan import Ref
-from ..reading import read_block
 from ..stored import split_name
 from . import Seen, Subject
 from .folding import fold

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding
+from ..files.checkpoint import Checkpoint
 from . import Subject, quantization, run_probes
 from .weights import weights
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ..families import LINEAR_LIKE, Kind, config_value, draft_part, experts_of, fused_set, head_of, is_tied
+from ..inspecting.survey import Module
 from ..plan import Ref
-from ..survey import Module
 from . import Subject
 from .hits import Hit, at, fits, modules
 from .merging import bfloat16_only, merged_experts, models, renamed

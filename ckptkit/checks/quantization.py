@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from ..checkpoint import CONFIG
 from ..consumers import declared
 from ..declarations import AWQ, CT, FP8, MODELOPT
 from ..errors import Finding
 from ..families import Kind, embedding_of, fused_set, head_of, is_tied
-from ..names import unwrapped
+from ..files.checkpoint import CONFIG
+from ..inspecting.survey import Key, keyed
+from ..naming.names import unwrapped
 from ..plan import Ref
 from ..stored import Quantization
-from ..survey import Key, keyed
 from . import Level, Probe, Seen, Subject, forms
 from . import group_checks as checks
 from .architecture import inputs_of

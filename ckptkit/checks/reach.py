@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from ..consumers import matches
-from ..patterns import looks_like_class
+from ..naming.patterns import looks_like_class
 from ..stored import Quantization
 
 # Config keys that list modules left unquantized, of the methods that have no groups (fp8, ModelOpt, AWQ).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..errors import Finding, UserError
-from ..header import Spec
+from ..files.header import Spec
 from ..plan import Ref
 from . import Level, Page, Probe, Seen, Subject
 from .folding import fold

@@ -9,10 +9,10 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ..families import Kind
-from ..header import FLOATS
+from ..files.header import FLOATS
+from ..inspecting.survey import Key, Module, keyed
 from ..plan import Ref
 from ..stored import SCALES, split_name
-from ..survey import Key, Module, keyed
 from . import Subject
 
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2"})

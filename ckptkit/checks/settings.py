@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checkpoint import CONFIG
-from ..config_diff import flat, same, shown
+from ..comparing.config_diff import flat, same, shown
 from ..errors import Finding
+from ..files.checkpoint import CONFIG
 from ..layout_config import KEY, original
 from . import Level, Page, Probe, Seen, Subject
 

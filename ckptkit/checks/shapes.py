@@ -12,10 +12,10 @@ from typing import Any
 
 from ..errors import Finding
 from ..families import Kind
-from ..header import FLOATS
-from ..names import unwrapped
+from ..files.header import FLOATS
+from ..inspecting.survey import Cell
+from ..naming.names import unwrapped
 from ..stored import COMPANIONS
-from ..survey import Cell
 from . import Level, Page, Probe, Seen, Subject
 from .architecture import KNOWN, MATRICES, Size, sizes, unjudged
 from .forms import form_of, matrix, misfits, outputs

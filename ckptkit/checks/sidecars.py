@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..foreign import LFS
-from ..header import check_characters
-from ..source import Source
+from ..files.foreign import LFS
+from ..files.header import check_characters
+from ..files.source import Source
 
 _LFS_SIZE = 1024
 

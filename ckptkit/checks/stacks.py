@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ..families import Kind, config_value, draft_part
-from ..names import split
+from ..naming.names import split
 from ..stored import COMPANIONS, WEIGHTS, split_name
 from . import Subject
 

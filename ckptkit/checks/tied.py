@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..checkpoint import CONFIG
 from ..errors import Finding
 from ..families import is_tied
-from ..source import same_bytes
+from ..files.checkpoint import CONFIG
+from ..files.source import same_bytes
 from . import Level, Page, Probe, Seen, Subject
 from .config import tied_pair
 

@@ -8,9 +8,9 @@ from ..decode import Encoded, spans
 from ..decode.columns import WHOLE, columns, strips
 from ..decode.numbers import Floats, to_float32
 from ..decode.rows import Unpacked, decode, scaled, unpack
+from ..files.reading import read_block
+from ..files.source import Source
 from ..ops import Read
-from ..reading import read_block
-from ..source import Source
 from .views import View
 
 

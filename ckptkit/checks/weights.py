@@ -14,10 +14,10 @@ from typing import NamedTuple
 from ..errors import Finding
 from ..families import Kind, classifier
 from ..families.kinds import Classify
-from ..names import split
+from ..inspecting.survey import Cell, Key, keyed
+from ..naming.names import split
 from ..plan import Ref
 from ..stored import COMPANIONS, SCALES, WEIGHTS, split_name
-from ..survey import Cell, Key, keyed
 from . import Subject
 from .folding import EXAMPLES
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from .. import plan_file
-from ..checkpoint import joined
 from ..console import Console
 from ..errors import UserError, fail
-from ..mending import open_mended
+from ..files.checkpoint import joined
+from ..files.mending import open_mended
+from ..files.source import Source, open_source
+from ..files.torch_file import open_draft
 from ..options import command
-from ..source import Source, open_source
-from ..torch_file import open_draft
 from .making import How, make, make_options, output_problems_too
 
 

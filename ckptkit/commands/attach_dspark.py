@@ -8,7 +8,6 @@ from shlex import quote
 
 import click
 
-from ..checkpoint import Checkpoint, joined, open_checkpoint
 from ..console import Console, fmt_count
 from ..drafts.dense import find as find_dense
 from ..drafts.fingerprint import fingerprint, mismatch, recorded
@@ -17,12 +16,13 @@ from ..drafts.keeping import nan_in_copies, same_values
 from ..drafts.layouts import split_stage
 from ..errors import fail
 from ..execute import preflight
+from ..files.checkpoint import Checkpoint, joined, open_checkpoint
+from ..files.source import open_source
+from ..files.torch_file import open_draft
 from ..options import command
 from ..planners.attach_dense import plan_attach_dense
 from ..planners.attach_dspark import Attached, Wanted, compared, given, plan_attach, refuse
 from ..planners.draft_source import asked_for, find_draft, raise_errors
-from ..source import open_source
-from ..torch_file import open_draft
 from .extract_dspark import open_carrier, require_room, target_of
 from .making import How, make, make_options, output_problems_too
 

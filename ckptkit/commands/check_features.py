@@ -12,17 +12,17 @@ from typing import Any
 
 import click
 
-from ..checkpoint import CONFIG, open_checkpoint, parse_json
 from ..checks import WHOLE, Level, Outcome, run_probes
 from ..console import Console
 from ..errors import Finding, UserError, fail, unreadable
 from ..features.draft import WANTED, Draft, draft_of
 from ..features.pages import PAGES
 from ..features.probes import PROBES, Captured
+from ..files.checkpoint import CONFIG, open_checkpoint, parse_json
+from ..files.source import Source, open_source
 from ..manifest import environment
 from ..options import command
-from ..report import Report, Run, make_report, place_of
-from ..source import Source, open_source
+from ..reports.report import Report, Run, make_report, place_of
 from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
 from .verify import sample_of
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from ..checkpoint import open_checkpoint
 from ..console import Console
 from ..errors import Finding, UserError
 from ..exactness import inexact as roundings
+from ..files.checkpoint import open_checkpoint
+from ..files.source import Source, open_source
 from ..options import command
 from ..plan import Plan
 from ..planners.dequantize import Wanted, plan_dequantize
-from ..source import Source, open_source
 from .making import How, make, make_options, output_problems_too
 
 

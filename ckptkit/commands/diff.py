@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..checkpoint import Checkpoint, open_checkpoint
-from ..config_diff import ConfigDiff, compare_configs, shown
+from ..comparing.config_diff import ConfigDiff, compare_configs, shown
+from ..comparing.diffing import Diff, Level, Pair, Verdict, compare
 from ..console import Console, Table
-from ..diffing import Diff, Level, Pair, Verdict, compare
 from ..errors import FOUND, OK, Finding, UserError, fail
-from ..names import Matcher, split
+from ..files.checkpoint import Checkpoint, open_checkpoint
+from ..files.source import open_source
+from ..naming.names import Matcher, split
+from ..naming.patterns import meant, pattern
+from ..naming.renaming import rename, rename_rule
 from ..options import command
-from ..patterns import meant, pattern
 from ..plan import Ref
-from ..renaming import rename, rename_rule
-from ..source import open_source
 
 LEVELS = click.Choice([level.name.lower() for level in Level])
 
@@ -113,7 +113,7 @@ def _compare(
         return compare(*sides, called, asked.level, wanted)
     tolerance = None
     if asked.level is Level.VALUES:
-        from ..closeness import Tolerance
+        from ..comparing.closeness import Tolerance
 
         tolerance = Tolerance(asked.rtol, asked.atol)
     with console.progress("diff") as progress:

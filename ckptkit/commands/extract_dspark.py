@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..checkpoint import CONFIG, Checkpoint, joined, open_checkpoint
 from ..console import Console, Table, fmt_count
 from ..drafts.dense import find as find_dense
 from ..drafts.fingerprint import fingerprint, mismatch, recorded
@@ -21,14 +20,15 @@ from ..drafts.keeping import nan_in_copies, same_values
 from ..errors import Finding, UserError, fail
 from ..exactness import inexact
 from ..execute import preflight
+from ..files.checkpoint import CONFIG, Checkpoint, joined, open_checkpoint
+from ..files.source import Source, open_source
+from ..files.torch_file import STATE, is_training_state, open_training_state
 from ..options import command
 from ..plan import COPY, Plan
 from ..planners.draft_source import Found, asked_for, find_draft, raise_errors
 from ..planners.draft_steps import Original, comparisons
 from ..planners.extract_dense import plan_dense
 from ..planners.extract_dspark import Extracted, Wanted, other_original, plan_extract
-from ..source import Source, open_source
-from ..torch_file import STATE, is_training_state, open_training_state
 from .making import How, make, make_options, output_problems_too
 
 _BASE = "base"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from ..checkpoint import open_checkpoint
 from ..checks.part import misdeclared
 from ..console import Console, fmt_count
+from ..files.checkpoint import open_checkpoint
+from ..files.source import open_source
 from ..options import command
 from ..planners.allowing import passed_over
 from ..planners.extract_mtp import Extracted, Wanted, plan_extract_mtp
-from ..source import open_source
 from .making import How, make, make_options, output_problems_too
 from .places import beside, here
 

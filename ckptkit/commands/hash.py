@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from ..checkpoint import open_checkpoint
 from ..console import Console, fmt_count
-from ..digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, shards_text, sums_text
 from ..errors import FOUND, OK, Finding, fail, unreadable
-from ..hashing import differing, gather, take
-from ..header import Header
+from ..files.checkpoint import open_checkpoint
+from ..files.digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, shards_text, sums_text
+from ..files.hashing import differing, gather, take
+from ..files.header import Header
+from ..files.source import Source, open_source
 from ..options import command
-from ..source import Source, open_source
 
 
 @command

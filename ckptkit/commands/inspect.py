@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from ..checkpoint import Checkpoint, open_checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_parameters
 from ..drafts.costs import amounts, costs
 from ..errors import fail
-from ..inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
+from ..files.checkpoint import Checkpoint, open_checkpoint
+from ..files.source import open_source
+from ..files.torch_file import open_draft
+from ..inspecting.inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
+from ..naming.patterns import meant, pattern
 from ..options import command
-from ..patterns import meant, pattern
 from ..plan import Ref
-from ..source import open_source
-from ..torch_file import open_draft
 from .draft_page import page_data, page_lines
 
 

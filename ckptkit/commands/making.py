@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import click
 
 from .. import plan_file
-from ..checkpoint import CONFIG, Checkpoint
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_duration
 from ..errors import OK, Finding, UserError, fail
 from ..execute import Options, Result, copied, execute, not_linked, peak_memory, preflight, space
-from ..names import Matcher
+from ..files.checkpoint import CONFIG, Checkpoint
+from ..files.source import DANGLING, Source
+from ..naming.names import Matcher
+from ..naming.patterns import nearest
 from ..options import listed, resume_command
-from ..patterns import nearest
 from ..plan import Plan
-from ..source import DANGLING, Source
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
 

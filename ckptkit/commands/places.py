@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..checkpoint import CONFIG
 from ..errors import fail
+from ..files.checkpoint import CONFIG
 
 
 def here(example: str) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from ..checkpoint import Checkpoint, open_checkpoint
 from ..console import Console
 from ..errors import fail
+from ..files.checkpoint import Checkpoint, open_checkpoint
+from ..files.source import open_source, same_bytes
 from ..options import command
 from ..planners.quantize import plan_quantize
 from ..planners.selection import tied_head
-from ..recipe import Recipe, load
-from ..source import open_source, same_bytes
+from ..recipe.recipe import Recipe, load
 from .making import How, make, make_options, output_problems_too
 
 

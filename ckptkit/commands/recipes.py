@@ -6,7 +6,7 @@ import click
 
 from ..console import Console, Table
 from ..options import command
-from ..recipe import builtin_names, builtin_text
+from ..recipe.recipe import builtin_names, builtin_text
 
 
 @command

@@ -12,10 +12,10 @@ import click
 from ..checks import Outcome, Page
 from ..console import Console
 from ..errors import FOUND, OK, fail
+from ..naming.patterns import nearest
 from ..options import listed
-from ..patterns import nearest
-from ..report import Report, to_dict, to_json
 from ..reports.human import human
+from ..reports.report import Report, to_dict, to_json
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -10,11 +10,11 @@ import click
 
 from ..console import Console
 from ..errors import fail
-from ..mending import open_mended
+from ..files.mending import open_mended
+from ..files.source import open_source
+from ..naming.renaming import rename_rule
 from ..options import command
 from ..planners.reshard import Changes, cast_rule, plan_reshard
-from ..renaming import rename_rule
-from ..source import open_source
 from .making import How, make, make_options, output_problems_too
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?")

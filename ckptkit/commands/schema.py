@@ -34,7 +34,7 @@ def schema(console: Console, document: str) -> None:
 def _schema(document: str) -> dict[str, Any]:
     """A report's follows from its models, the others are written by hand."""
     if document == "report":
-        from ..report import json_schema
+        from ..reports.report import json_schema
 
         return json_schema()
     found: dict[str, Any] = json.loads((files(package) / "data" / f"{document}.schema.json").read_text("utf-8"))

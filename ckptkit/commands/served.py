@@ -17,20 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, open_checkpoint
 from ..checks import Level, Outcome, Result, Subject
 from ..checks.lint import choose
 from ..console import Console
 from ..errors import ENGINE, Finding, UserError, fail
+from ..files.checkpoint import Checkpoint, open_checkpoint
+from ..files.source import open_source
 from ..manifest import environment, read_manifest
-from ..report import Place, Report, Run, make_report, place_of, stats_of
+from ..reports.report import Place, Report, Run, make_report, place_of, stats_of
 from ..serving import client, matrix, recording, reference, telling
 from ..serving.cell import Also, Cell, Setting
 from ..serving.engine import NONE, Engine, Launch, Method, Server, engine
 from ..serving.evaluate import evaluation
 from ..serving.prompts import prompts
 from ..serving.speculative import method_name, parse, resolved
-from ..source import open_source
 from .reporting import exit_code, tell, write_files
 from .serving import How
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from ..checkpoint import open_checkpoint
 from ..console import Console
+from ..files.checkpoint import open_checkpoint
+from ..files.source import open_source
 from ..options import command
 from ..planners.unpack import LAYOUTS, plan_unpack
-from ..source import open_source
 from .making import How, make, make_options, output_problems_too
 
 

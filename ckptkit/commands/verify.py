@@ -14,15 +14,15 @@ from typing import Any
 
 import click
 
-from ..checkpoint import CONFIG, open_checkpoint, scan
 from ..checks import WHOLE, Level, Outcome, Page, Result, Sample, Subject, pages, pages_of, run
 from ..checks.digests import UNRECORDED
 from ..console import Console
 from ..errors import UserError, fail
+from ..files.checkpoint import CONFIG, open_checkpoint, scan
+from ..files.source import open_source
 from ..manifest import environment
 from ..options import command, listed
-from ..report import Report, Run, make_report, place_of, stats_of
-from ..source import open_source
+from ..reports.report import Report, Run, make_report, place_of, stats_of
 from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
 from .serving import How, serving_options
 
@@ -239,7 +239,7 @@ def _subject(console: Console, ckpt: str, asked: Asked, level: Level, opened: co
 
 
 def _recipe(name: str | None, sets: tuple[str, ...]) -> Any:
-    from ..recipe import load
+    from ..recipe.recipe import load
 
     return load(name, sets) if name else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..header import nbytes
+from ..files.header import nbytes
 from ..plan import Ref
 from .layout import Encoded
 

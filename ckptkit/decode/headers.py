@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..errors import UserError, fail
-from ..header import DTYPE_BITS, FLOATS
+from ..files.header import DTYPE_BITS, FLOATS
 from ..plan import Ref
 from ..stored import FP4, NF4, SCALES, WEIGHTS
 from .layout import Coding, Encoded, dense, matrix, zero_is_packed_along_rows

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil, prod
 from typing import NamedTuple
 
-from ..header import Spec
+from ..files.header import Spec
 from .tables import FP4_GROUP, Config, draft_experts, draft_experts_per_token
 
 

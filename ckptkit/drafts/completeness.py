@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from ..errors import Finding
-from ..patterns import nearest
+from ..naming.patterns import nearest
 from ..plan import Ref
 from .identify import Draft
 from .layouts import split_stage

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ..checkpoint import Checkpoint
 from ..errors import UserError, fail
 from ..families import config_value, draft_part
 from ..families.config import declared_drafts, model_types
-from ..header import Spec
+from ..files.checkpoint import Checkpoint
+from ..files.header import Spec
 from .accounting import Figure, Part, Size, by_stage_and_part, serving, total, training
 from .identify import Kind, identify
 from .tables import Config, draft_experts, draft_experts_per_token, form_of

@@ -11,11 +11,11 @@ from typing import Any
 
 import xxhash
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding
-from ..header import row_view
+from ..files.checkpoint import Checkpoint
+from ..files.header import row_view
+from ..files.source import Source
 from ..plan import Ref
-from ..source import Source
 
 KEY = "ckptkit_target"  # in the config of what is cut out
 ID = "target-mismatch"

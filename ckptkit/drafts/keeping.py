@@ -11,11 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import Finding
+from ..files.parallel import on_threads
+from ..files.reading import read_block
+from ..files.source import Source, same_bytes
 from ..ops import Context, NonFinite, Read, operation
-from ..parallel import on_threads
 from ..plan import COPY, Ref, Step
-from ..reading import read_block
-from ..source import Source, same_bytes
 
 if TYPE_CHECKING:
     from ..planners.draft_steps import Comparison

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..header import nbytes
+from ..files.header import nbytes
 from ..plan import Ref
 
 # In a stage: modules, whose ``.weight`` and the like follow, and whole names.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..families.config import config_value
-from ..names import unwrapped
+from ..naming.names import unwrapped
 
 Config = Mapping[str, Any]
 Entries = Sequence[Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..header import Entry
+from ..files.header import Entry
 from ..plan import Step
 from .target import Target
 from .work import Work

@@ -11,7 +11,7 @@ from pathlib import Path
 import xxhash
 
 from ..errors import Finding, UserError
-from ..header import Header, compare, read_header
+from ..files.header import Header, compare, read_header
 from ..manifest import FileRecord, ShardRecord
 from ..plan import Plan, Shard, Sidecar
 from .files import appearing, created, write_at

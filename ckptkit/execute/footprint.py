@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from heapq import nlargest
 
 from ..errors import Finding
-from ..header import DTYPE_BITS
-from ..memory import available
+from ..files.header import DTYPE_BITS
+from ..files.memory import available
 from ..ops import Read, operation
 from ..plan import COPY, Plan, Ref, Step
 from .options import Options

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ..errors import Finding
-from ..parallel import threads
+from ..files.parallel import threads
 
 
 @dataclass(frozen=True, slots=True)

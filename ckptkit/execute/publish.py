@@ -12,10 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..files.source import Source
 from ..manifest import NAME as MANIFEST
 from ..manifest import parse, source_files
 from ..plan import Plan
-from ..source import Source
 from .files import sync_folder
 from .journal import Publishing
 from .staging import JOURNAL, LOCK, PROBE, Place

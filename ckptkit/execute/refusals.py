@@ -9,12 +9,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..digests import SUMS
 from ..errors import Finding, UserError
+from ..files.digests import SUMS
+from ..files.source import Source, is_plain
 from ..manifest import NAME as MANIFEST
 from ..ops import operation
 from ..plan import COPY, Plan
-from ..source import Source, is_plain
 from .files import output_faults
 from .footprint import too_large
 from .journal import Journal, read_journal

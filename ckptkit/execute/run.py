@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..digests import SUMS, sums_text
 from ..errors import Finding, UserError
+from ..files.digests import SUMS, sums_text
+from ..files.source import Source
 from ..manifest import NAME as MANIFEST
 from ..manifest import ShardRecord, encode, environment, files_read, known_digests, manifest, read_manifest
 from ..ops import operation
 from ..plan import COPY, Plan, Shard
-from ..source import Source
 from .files import output_faults, write_file
 from .finish import check_written, sha256_sums, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal

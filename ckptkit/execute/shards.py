@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..header import Entry
+from ..files.header import Entry
 from ..manifest import ShardRecord
 from ..plan import COPY, Shard
 from .copies import Run, copy, runs

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..files.source import Source
 from ..plan import Plan, Shard
-from ..source import Source
 from .journal import finished, read_journal
 from .links import links_without_bytes
 from .options import Options

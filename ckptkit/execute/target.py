@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from ..header import Entry
+from ..files.header import Entry
 from .files import write_at
 
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import UserError, fail
-from ..header import Entry, row_view
+from ..files.header import Entry, row_view
+from ..files.reading import read_block
 from ..ops import Chunk, Inexact, NoCode, Operation, Overflow, Read, Unfit, operation
 from ..plan import Step
-from ..reading import read_block
 from .work import Work
 
 

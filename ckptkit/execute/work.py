@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import Interrupted
+from ..files.parallel import Task, in_order
+from ..files.source import Source
 from ..ops import Context
-from ..parallel import Task, in_order
-from ..source import Source
 from .options import Options, Progress
 
 T = TypeVar("T")

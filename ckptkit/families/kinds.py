@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..names import to_template
+from ..naming.names import to_template
 from .config import config_value, model_types
 
 

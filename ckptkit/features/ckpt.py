@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from ..errors import Finding, UserError, fail, unreadable
-from ..source import PIECE, Source
+from ..files.source import PIECE, Source
 from .sample import Sample, Stored, dialect_of, read_whole
 
 PLAIN, PACKED = ".ckpt", ".ckpt.gz"

@@ -12,9 +12,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..checkpoint import parse_json
 from ..errors import Finding, fail
-from ..source import Source, is_plain
+from ..files.checkpoint import parse_json
+from ..files.source import Source, is_plain
 from .draft import Draft
 from .sample import DEEPSPEC, IDS, MASK, Sample, Stored
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ..checks import WHOLE, Level, Probe, Sample, Seen
 from ..checks.folding import fold
 from ..errors import Finding, UserError, fail
-from ..parallel import on_threads
-from ..source import Source
+from ..files.parallel import on_threads
+from ..files.source import Source
 from . import ckpt, deepspec, target, values
 from .draft import Draft
 from .sample import Dialect, rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..checks.heads import final_norm
 from ..errors import Finding
 from ..families import config_value, embedding_of, head_of, is_tied
-from ..header import FLOATS
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
 from ..plan import Ref
 from .draft import Draft
 from .sample import Sample, Stored, rows

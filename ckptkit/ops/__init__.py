@@ -6,7 +6,7 @@ alone. ``chunks`` cuts the work into pieces of bounded size: what each piece rea
 say) and gives a small JSON-able value that ``make`` is handed.
 
 Tensors are matrices here: leading dimensions flattened to rows, the last dimension the row
-(:func:`ckptkit.header.row_view`). Ids carry a version: changing the bytes an operation makes means changing its id.
+(:func:`ckptkit.files.header.row_view`). Ids carry a version: changing the bytes an operation makes means changing its id.
 
 Arguments of the quantizing operations (all but ``take@1`` and ``cast@1``):
 
@@ -34,7 +34,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import fail
-from ..header import Spec
+from ..files.header import Spec
 
 if TYPE_CHECKING:
     import numpy as np

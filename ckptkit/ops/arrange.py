@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..header import DTYPE_BITS, Spec, row_view
+from ..files.header import DTYPE_BITS, Spec, row_view
 from . import Args, Block, Chunk, Context, NoCode, Operation, Read, Write
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..decode import Encoded, encoded, spans
 from ..decode.columns import WHOLE, columns, strips
-from ..header import DTYPE_BITS, Spec, nbytes, row_view
+from ..files.header import DTYPE_BITS, Spec, nbytes, row_view
 from ..plan import Ref
 from . import Args, Block, Chunk, Context, Operation, Read, Write
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..header import DTYPE_BITS, Spec
+from ..files.header import DTYPE_BITS, Spec
 from . import Args, Block, Chunk, Context, Inexact, NonFinite, Operation, Read, Write
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import fail
-from ..header import Spec
+from ..files.header import Spec
 from . import Args, Block, Context, NonFinite
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import partial
 from math import gcd, lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..header import DTYPE_BITS, Spec
+from ..files.header import DTYPE_BITS, Spec
 from . import Args, Block, Chunk, Context, Operation, Read, Write
 
 if TYPE_CHECKING:

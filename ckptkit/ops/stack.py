@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..header import Spec
+from ..files.header import Spec
 from . import Args, Block, Chunk, Context, Operation, Write, dequantize
 
 if TYPE_CHECKING:

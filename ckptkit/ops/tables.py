@@ -18,7 +18,7 @@ import numpy as np
 from ..decode import Coding, Encoded
 from ..decode.layout import scale_row, scale_rows
 from ..decode.rows import decode
-from ..header import DTYPE_BITS
+from ..files.header import DTYPE_BITS
 from .rounding import WORDS, Array, put, rounded
 
 ENTRIES = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..header import Spec
+from ..files.header import Spec
 from . import Args, Block, Chunk, Context, Operation, Read, Write
 
 if TYPE_CHECKING:

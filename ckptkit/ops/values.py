@@ -14,7 +14,7 @@ import numpy as np
 from ..decode import Encoded, spans
 from ..decode.numbers import to_float32
 from ..decode.rows import decode, unpack
-from ..memory import keep_freed_memory
+from ..files.memory import keep_freed_memory
 from . import NonFinite, Overflow
 from .rounding import Array, is_finite, put, rounded
 from .tables import Table, look_up, table

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint
 from ..drafts.dense import Dense, find
 from ..drafts.dense_config import fields_of, layers_config
 from ..drafts.fingerprint import recorded, unrecorded
 from ..drafts.fitting import dense_misfits
 from ..errors import Finding
+from ..files.checkpoint import Checkpoint
 from ..plan import Plan, Shard, Step
 from .attach_dspark import COMMAND, FOLDER, Attached, Wanted, no_target, target_as_it_is
 from .draft_source import raise_errors

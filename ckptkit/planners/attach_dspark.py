@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..drafts.completeness import check, is_vendor_extra, stored_form
 from ..drafts.configs import configs
 from ..drafts.declaration import untrue
@@ -18,7 +17,8 @@ from ..drafts.identify import Kind, Layout, identify
 from ..drafts.layouts import split_stage
 from ..drafts.tables import Form, dspark, form_of
 from ..errors import Finding, UserError, fail
-from ..header import Header
+from ..files.checkpoint import CONFIG, INDEX, Checkpoint
+from ..files.header import Header
 from ..plan import COPY, LeftOut, Plan, Ref, Shard, Step, copy_step
 from .draft_source import Found, raise_errors
 from .draft_steps import Comparison, Original, comparisons, converted

@@ -8,12 +8,12 @@ from copy import deepcopy
 from itertools import chain
 from typing import Any
 
-from ..checkpoint import Checkpoint
 from ..consumers import by_compressed_tensors, declared
 from ..errors import Finding
 from ..families import Kind, tie_locations
-from ..names import to_template
-from ..recipe import Recipe
+from ..files.checkpoint import Checkpoint
+from ..naming.names import to_template
+from ..recipe.recipe import Recipe
 from ..stored import declaration
 from . import quant_config
 from .documents import json_text, put

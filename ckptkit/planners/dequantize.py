@@ -10,14 +10,14 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..declarations import Declaration, Packing, declarations, packing_of
 from ..decode import Coding, Encoded
 from ..errors import Finding, UserError, fail
 from ..families import Kind, classifier, module_of
-from ..header import FLOATS, Spec
-from ..names import Matcher
-from ..patterns import nearest
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS, Spec
+from ..naming.names import Matcher
+from ..naming.patterns import nearest
 from ..plan import LeftOut, Plan, Ref, Step, copy_step
 from ..stored import split_name, stored_format
 from .allowing import passed_over

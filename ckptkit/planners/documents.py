@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint import CONFIG, Checkpoint
 from ..errors import Finding
+from ..files.checkpoint import CONFIG, Checkpoint
 
 
 def json_text(content: Mapping[str, Any]) -> str:

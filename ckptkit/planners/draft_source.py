@@ -9,7 +9,6 @@ from dataclasses import replace
 from shlex import quote
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, Checkpoint, parse_json
 from ..drafts.completeness import CONFIDENCE, check, stored_form
 from ..drafts.configs import SERVING_CONFIG, merged, serving_of, settle
 from ..drafts.declaration import declare, untrue
@@ -18,6 +17,7 @@ from ..drafts.identify import MOST_STAGES, Draft, Fact, Kind, Layout, disagreeme
 from ..drafts.tables import Config, Form, dspark, form_of, lacking
 from ..errors import Finding, UserError, fail
 from ..families.config import config_value, declared_drafts
+from ..files.checkpoint import CONFIG, Checkpoint, parse_json
 
 _LAYER = re.compile(r"layers\.(\d{1,4})\.")
 CONFIDENCE_OFF = "draft.confidence-off"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..drafts.layouts import Place, to_hf
 from ..drafts.tables import Expected, Form, Table
 from ..errors import fail
-from ..header import FLOATS, Spec
+from ..files.header import FLOATS, Spec
 from ..ops import operation
 from ..plan import Ref, Step, copy_step
 

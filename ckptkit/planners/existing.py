@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
-from ..checkpoint import Checkpoint
 from ..consumers import by_compressed_tensors, declared
 from ..declarations import DECLARATIONS
 from ..errors import Finding
-from ..header import FLOATS
-from ..recipe import Recipe
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
+from ..recipe.recipe import Recipe
 from ..stored import COMPANIONS, WEIGHTS, Declaration, declaration, declared_quantization, split_name
 from .selection import Choice
 

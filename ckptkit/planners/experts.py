@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding, UserError
 from ..families import Piece, expert_projections
-from ..header import DTYPE_BITS, Spec
+from ..files.checkpoint import Checkpoint
+from ..files.header import DTYPE_BITS, Spec
 from ..plan import COPY, Ref, Step
-from ..recipe import Group
+from ..recipe.recipe import Group
 from .selection import Choice
 
 TAKE = "take@1"

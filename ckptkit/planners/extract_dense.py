@@ -6,12 +6,12 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..drafts.dense import Dense, check, served_as
 from ..drafts.dense_config import Fields, fields_of, home_of, lacking, layers_config, written
 from ..drafts.fingerprint import KEY
 from ..drafts.identify import Layout
 from ..errors import Finding, fail
+from ..files.checkpoint import CONFIG, INDEX, Checkpoint
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
 from .draft_source import raise_errors
 from .extract_dspark import COMMAND, Extracted, Wanted, left_of_target

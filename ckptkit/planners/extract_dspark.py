@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, INDEX, Checkpoint
 from ..drafts.completeness import is_vendor_extra
 from ..drafts.configs import SERVING_CONFIG, configs
 from ..drafts.fingerprint import KEY
@@ -16,6 +15,7 @@ from ..drafts.layouts import SHARED, split_stage, to_hf
 from ..drafts.tables import BF16, Form, dspark, form_of, taps
 from ..errors import Finding
 from ..families.config import config_value
+from ..files.checkpoint import CONFIG, INDEX, Checkpoint
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
 from .draft_source import Found, raise_errors
 from .draft_steps import Original, converted, dense_shape, pair_of, to_native

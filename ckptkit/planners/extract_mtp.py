@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, Checkpoint
 from ..console import fmt_count
 from ..declarations import CT, Declaration, declarations
 from ..drafts.mtp import find, first_past, has_dspark, has_stages, like_mtp, own_layers
@@ -19,8 +18,9 @@ from ..drafts.mtp_tensors import missing
 from ..errors import Finding, UserError, fail
 from ..families import classifier, embedding_of, head_of, is_tied, module_of
 from ..families.config import declared_drafts
-from ..header import FLOATS
-from ..names import to_template
+from ..files.checkpoint import CONFIG, Checkpoint
+from ..files.header import FLOATS
+from ..naming.names import to_template
 from ..plan import Plan, Ref, copy_step
 from ..stored import SCALES, split_name
 from .allowing import passed_over

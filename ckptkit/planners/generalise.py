@@ -1,6 +1,6 @@
 """Module names as a few regexes: what a written ``quantization_config`` says instead of thousands of names.
 
-An index (:mod:`ckptkit.names`) is written ``\\d+`` when all of the checkpoint's are meant, else as an alternation, so
+An index (:mod:`ckptkit.naming.names`) is written ``\\d+`` when all of the checkpoint's are meant, else as an alternation, so
 that a pattern never reaches a module of the checkpoint that was not meant.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from ..names import ANY, PREFIX, Indices, split, to_template, unwrapped
+from ..naming.names import ANY, PREFIX, Indices, split, to_template, unwrapped
 
 ByTemplate = Mapping[str, Collection[str]]
 

@@ -13,8 +13,8 @@ from typing import Any
 from ..consumers import LINEAR_CLASS
 from ..declarations import LISTS
 from ..errors import UserError
-from ..names import uniform
-from ..patterns import REGEX, pattern
+from ..naming.names import uniform
+from ..naming.patterns import REGEX, pattern
 
 Names = Mapping[str, str]
 Entries = Callable[[str], list[str]]

@@ -13,15 +13,15 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG
 from ..consumers import LINEAR_CLASS, declared, matches
 from ..declarations import AWQ, CT, FP8, GPTQ, MODELOPT, MXFP4, Declaration, group_of
 from ..errors import Finding
 from ..families import Kind, experts_of, fused_set
 from ..families.config import text_configs
-from ..names import to_template
-from ..patterns import REGEX
-from ..schemes import Scheme, resolve
+from ..files.checkpoint import CONFIG
+from ..naming.names import to_template
+from ..naming.patterns import REGEX
+from ..recipe.schemes import Scheme, resolve
 from ..stored import declared_quantization
 from .documents import json_text, put
 from .generalise import by_template, patterns

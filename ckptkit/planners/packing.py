@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..checkpoint import INDEX_SUFFIX, Checkpoint
 from ..errors import Finding
-from ..header import Spec
-from ..numbering import is_whole, numbered
+from ..files.checkpoint import INDEX_SUFFIX, Checkpoint
+from ..files.header import Spec
+from ..files.numbering import is_whole, numbered
 from ..plan import COPY, Shard, Step
 from ..stored import split_name
 

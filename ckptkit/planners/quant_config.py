@@ -25,8 +25,8 @@ from ..consumers import (
 )
 from ..errors import Finding
 from ..families import Kind, fused_set
-from ..names import template_of, uniform
-from ..schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
+from ..naming.names import template_of, uniform
+from ..recipe.schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
 from .generalise import by_template, patterns
 
 FOREIGN_PREFIX = "language_model."

@@ -8,15 +8,15 @@ from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, Checkpoint
 from ..declarations import DECLARATIONS
 from ..errors import Finding
 from ..families import fused_set, shares_global_scale
-from ..header import Spec
+from ..files.checkpoint import CONFIG, Checkpoint
+from ..files.header import Spec
 from ..ops import operation
 from ..ops.select import select as select_operation
 from ..plan import Plan, Shard, Step, copy_step
-from ..recipe import Group, Recipe
+from ..recipe.recipe import Group, Recipe
 from . import existing, reach, refusals
 from .allowing import passed_over
 from .config_json import config_text

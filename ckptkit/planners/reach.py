@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding
 from ..families import Kind, draft_part, is_transposed
-from ..names import Matcher
-from ..patterns import CLASS_TARGETS, nearest, pattern
+from ..files.checkpoint import Checkpoint
+from ..naming.names import Matcher
+from ..naming.patterns import CLASS_TARGETS, nearest, pattern
 from ..plan import Ref
-from ..recipe import Group, Recipe
+from ..recipe.recipe import Group, Recipe
 from ..stored import split_name
 from .generalise import by_template, patterns
 from .selection import NOT_LINEAR, Choice

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ..errors import Finding
 from ..families import Kind, experts_of, fused_set
-from ..names import to_template
+from ..naming.names import to_template
 from ..plan import Ref, canonical
-from ..recipe import Group, Recipe
-from ..schemes import config_group, problems
+from ..recipe.recipe import Group, Recipe
+from ..recipe.schemes import config_group, problems
 from .experts import Slice
 from .generalise import by_template
 from .selection import Choice

@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, Checkpoint
 from ..consumers import LINEAR_CLASS, by_compressed_tensors, matches
 from ..declarations import DECLARATIONS
 from ..errors import Finding, fail
 from ..families import LINEAR_LIKE, classifier
-from ..header import FLOATS
-from ..names import Matcher
+from ..files.checkpoint import CONFIG, Checkpoint
+from ..files.header import FLOATS
+from ..naming.names import Matcher
+from ..naming.patterns import pattern
+from ..naming.renaming import Rename, Renamed, rename
 from ..ops import operation
-from ..patterns import pattern
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
-from ..renaming import Rename, Renamed, rename
 from ..stored import COMPANIONS, WEIGHTS, declared_quantization, split_name
 from .allowing import passed_over
 from .documents import json_text

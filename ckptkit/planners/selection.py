@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..families import Kind, classifier, embedding_of, head_of, is_expert_tensor, is_tied, module_of
-from ..header import FLOATS
-from ..names import Matcher, layered
-from ..patterns import CLASS_TARGETS
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
+from ..naming.names import Matcher, layered
+from ..naming.patterns import CLASS_TARGETS
 from ..plan import Ref
-from ..recipe import Group, Recipe
+from ..recipe.recipe import Group, Recipe
 
 NOT_LINEAR = {
     Kind.EMBEDDING: "embedding",

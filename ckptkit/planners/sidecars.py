@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ..checkpoint import INDEX, INDEX_SUFFIX, Checkpoint
-from ..names import Matcher
+from ..files.checkpoint import INDEX, INDEX_SUFFIX, Checkpoint
+from ..naming.names import Matcher
 from ..plan import LeftOut, Shard, Sidecar
 
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".safetensors")

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..declarations import Packing
 from ..decode import Encoded, encoded
 from ..errors import fail
 from ..families import Kind, classifier, experts_of
-from ..header import FLOATS
+from ..files.checkpoint import Checkpoint
+from ..files.header import FLOATS
 from ..plan import Ref
 from ..stored import COMPANIONS, SCALES, WEIGHTS, split_name
 from .contradictions import check_declared

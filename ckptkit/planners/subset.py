@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..checkpoint import INDEX, Checkpoint
 from ..errors import Finding
+from ..files.checkpoint import INDEX, Checkpoint
 from ..plan import Plan, Step
 from .packing import pack
 from .sidecars import index_text, sidecars

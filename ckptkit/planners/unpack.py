@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import layout_config
-from ..checkpoint import CONFIG, Checkpoint
 from ..errors import Finding, UserError
 from ..families import LINEAR_LIKE, Kind, classifier
 from ..families.experts import MERGED, STACKED, STACKED_DENSE, is_of
+from ..files.checkpoint import CONFIG, Checkpoint
 from ..layout_config import Change, facts_of
-from ..names import to_template
+from ..naming.names import to_template
 from ..plan import Plan, Ref, Shard, Step, copy_step
-from ..schemes import resolve
+from ..recipe.schemes import resolve
 from ..stored import split_name
 from .documents import json_text, no_config
 from .existing import quantized_modules

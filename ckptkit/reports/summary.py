@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from ..checkpoint import SUFFIX, Checkpoint
 from ..checks import Subject
 from ..errors import Finding
+from ..files.checkpoint import SUFFIX, Checkpoint
+from ..files.source import Source
 from ..manifest import NAME as MANIFEST
-from ..names import split
+from ..naming.names import split
 from ..plan import Ref
-from ..source import Source
 from ..stored import split_name
 from .model import (
     CellError,

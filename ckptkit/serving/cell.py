@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding, UserError
+from ..files.checkpoint import Checkpoint
 from . import client, process
 from .engine import Answer, Engine, Launch, Method, Server, Speculation, added, since
 from .judge import against_plain, mismatches

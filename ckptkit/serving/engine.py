@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import fail
-from ..patterns import nearest
+from ..naming.patterns import nearest
 
 # Names for --engine, and the module of each.
 ENGINES = {"transformers": "transformers", "sglang": "sglang", "vllm": "vllm", "llama-server": "llama_server"}

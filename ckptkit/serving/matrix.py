@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding
 from ..execute.options import Progress
+from ..files.checkpoint import Checkpoint
 from ..stored import declared_quantization
 from . import client, judge, reference
 from .cell import Cell, Ran, Say, Setting, run_cell

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..checkpoint import CONFIG, Checkpoint
 from ..errors import fail, unreadable
+from ..files.checkpoint import CONFIG, Checkpoint
 
 SCHEMA = 1
 DIGITS = 6  # of a logprob: a millionth of a nat

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint
 from ..errors import Finding, UserError
 from ..execute import Options, execute
 from ..execute.options import Progress
+from ..files.checkpoint import Checkpoint
 from ..planners.dequantize import Wanted, plan_dequantize
 from ..stored import declared_quantization
 from . import client, installed, process, transformers

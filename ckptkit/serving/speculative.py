@@ -15,7 +15,7 @@ from typing import Any
 
 from ..drafts.dense_config import fields_of
 from ..errors import UserError, fail
-from ..patterns import nearest
+from ..naming.patterns import nearest
 from .engine import METHODS, NONE, Method
 
 STEPS, TOPK, DRAFT_TOKENS = 3, 1, 4

@@ -7,11 +7,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from ckptkit.checkpoint import open_checkpoint, scan
 from ckptkit.checks import WHOLE, Level, Outcome, Sample, Subject, run
 from ckptkit.cli import main
 from ckptkit.errors import Finding
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import open_checkpoint, scan
+from ckptkit.files.source import open_source
 
 
 def outcome(folder: Path, against: Path | None = None, sample: Sample = WHOLE, **options: Any) -> Outcome:

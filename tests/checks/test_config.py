@@ -13,11 +13,11 @@ import torch
 from make import checkpoint, llama, llama_config
 from quantized_parts import Tensors, found, found_in, gptq, packed, quantized, subject_of
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import config
 from ckptkit.checks.stacks import runs
-from ckptkit.header import Spec
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.header import Spec
+from ckptkit.files.source import open_source
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 VOCAB, HIDDEN = 512, 128

@@ -11,11 +11,11 @@ import torch
 from make import checkpoint, llama, llama_config
 from safetensors.torch import load_file
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.checks import Sample, Subject, heads
 from ckptkit.checks.bounds import bound
 from ckptkit.checks.fidelity import agreements
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 
 from .subjects import edit, findings, outcome, quantize, results, stored
 

@@ -15,11 +15,11 @@ from make import checkpoint, llama, llama_config
 from quantized_parts import found
 from safetensors.torch import load_file
 
-from ckptkit.checkpoint import INDEX, scan
 from ckptkit.checks import Subject, config, container, index, names
 from ckptkit.cli import main
 from ckptkit.errors import OK
-from ckptkit.source import DANGLING, open_source
+from ckptkit.files.checkpoint import INDEX, scan
+from ckptkit.files.source import DANGLING, open_source
 
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -24,12 +24,12 @@ from commands.test_unpack import (
 )
 from safetensors.torch import save_file
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.checks import Subject
 from ckptkit.checks.matching import Matched
 from ckptkit.cli import main
 from ckptkit.errors import Finding
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 
 from .subjects import edit, findings, outcome, results, stored
 

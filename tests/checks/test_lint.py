@@ -31,13 +31,13 @@ from lint_models import (
 from make import checkpoint, llama, llama_config
 from packaging.version import Version
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Level, Probe, Subject, lint, run
 from ckptkit.checks.predicates import PREDICATES
 from ckptkit.cli import main
 from ckptkit.errors import Finding, UserError
 from ckptkit.families.experts import MERGED, STACKED, STACKED_DENSE
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.source import open_source
 
 RULES = {rule.id: (found, rule) for found in map(lint.engine, lint.ENGINES) for rule in found.rules}
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from packaging.version import Version
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Subject, lint
 from ckptkit.cli import main
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.source import open_source
 
 transformers = pytest.importorskip("transformers")
 ENGINE = lint.engine("transformers")

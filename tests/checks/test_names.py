@@ -27,7 +27,7 @@ from quantized_parts import (
 from ckptkit.checks import Subject, names
 from ckptkit.errors import Finding
 from ckptkit.families import Kind, classifier
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 LAYERS = 6
 LAYER = "model.layers.3."

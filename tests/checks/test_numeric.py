@@ -13,12 +13,12 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from make import checkpoint, llama, llama_config
 from safetensors.torch import load_file, save_file
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.checks import Level, Sample, Subject, run
 from ckptkit.checks.bounds import bound
 from ckptkit.checks.matching import Pair
 from ckptkit.cli import main
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 
 from .subjects import edit, findings, flip, ids, outcome, quantize, results, stored
 

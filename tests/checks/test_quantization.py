@@ -29,15 +29,15 @@ from quantized_parts import (
     zeros,
 )
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.checks import quantization, shapes
 from ckptkit.cli import main
 from ckptkit.errors import Finding
-from ckptkit.header import Spec
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.header import Spec
+from ckptkit.files.source import open_source
 from ckptkit.planners.quantize import plan_quantize
-from ckptkit.recipe import builtin_names, load
-from ckptkit.schemes import usable
-from ckptkit.source import open_source
+from ckptkit.recipe.recipe import builtin_names, load
+from ckptkit.recipe.schemes import usable
 
 HIDDEN, INTER = 128, 256
 BODY = r".*layers\..*_proj$"

@@ -10,7 +10,7 @@ from make import llama_config
 from quantized_parts import subject_of
 
 from ckptkit.checks import Level, run
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], [[]], [None], {}, {"a": {}}, {"a": [1]}, 1 << 70)
 SHAPES = ((), (0,), (7,), (0, 0), (1, 1), (3, 5, 7), (2, 3, 4, 5))

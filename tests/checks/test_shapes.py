@@ -11,7 +11,7 @@ from quantized_parts import found_in, subject_of
 
 from ckptkit.checks import shapes
 from ckptkit.errors import Finding
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 Part = tuple[str, tuple[int, ...]]
 

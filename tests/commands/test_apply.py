@@ -16,9 +16,9 @@ from make import checkpoint, llama, llama_config
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckptkit import origins
 from ckptkit.cli import main
 from ckptkit.errors import ACCESS, OK, OUTPUT, SOURCE, USAGE
+from ckptkit.files import origins
 
 Run = Callable[..., tuple[int, set[str]]]
 SHARD = "model-00001-of-00002.safetensors"

@@ -18,7 +18,7 @@ from told import Told, teller
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, SOURCE, USAGE
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 Tensors = dict[str, torch.Tensor]
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -18,7 +18,7 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.errors import FOUND, OK, SOURCE, USAGE
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 Told = Callable[..., dict[str, Any]]
 LEVELS = ["names", "specs", "digests", "values"]

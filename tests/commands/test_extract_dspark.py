@@ -22,7 +22,7 @@ from ckptkit.cli import main
 from ckptkit.drafts.loaders import TABLES, Loaded, draft_of, load, loader
 from ckptkit.drafts.tables import BF16
 from ckptkit.errors import OK, SOURCE, USAGE
-from ckptkit.source import Source
+from ckptkit.files.source import Source
 
 Tensors = dict[str, torch.Tensor]
 SMALL = Dims(hidden=128, experts=3, draft_experts=2, layers=3, vocab=96, rank=32)

@@ -14,7 +14,7 @@ from drafts.mtp_fixtures import FIXTURES, INDEX, config_of, everything, load, mo
 from told import Told, teller
 
 from ckptkit.errors import OK, SOURCE, USAGE
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 # Embedding and head under all the names there are.
 VOCABULARIES = ["bailing", "deepseek-v4", "ernie-4.5", "inkling", "kimi-k3", "nemotron-h", "nemotron-parse", "qwen3.5"]

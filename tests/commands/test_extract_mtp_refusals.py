@@ -13,7 +13,7 @@ from told import Told, teller
 
 from ckptkit.cli import main
 from ckptkit.errors import FOUND, OK, SOURCE
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}

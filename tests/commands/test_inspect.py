@@ -15,7 +15,7 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, SOURCE, USAGE
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 NAMES = list(llama())
 

@@ -14,11 +14,11 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, USAGE, UserError
-from ckptkit.header import DTYPE_BITS
-from ckptkit.recipe import load, load_text
-from ckptkit.recipe_rules import POLICIES
-from ckptkit.report import json_schema
-from ckptkit.schemes import FIELDS, PARTS, usable
+from ckptkit.files.header import DTYPE_BITS
+from ckptkit.recipe.recipe import load, load_text
+from ckptkit.recipe.rules import POLICIES
+from ckptkit.recipe.schemes import FIELDS, PARTS, usable
+from ckptkit.reports.report import json_schema
 
 RECIPES = {path.stem: path.read_text() for path in (Path(__file__).parents[2] / "recipes").glob("*.yaml")}
 

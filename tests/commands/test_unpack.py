@@ -310,10 +310,10 @@ def test_stacked_fp8_goes_round(tmp_path: Path, told: Told) -> None:
 
 def test_a_small_chunk_gives_the_same_bytes(tmp_path: Path) -> None:
     """Every operation, cut into pieces of a few bytes, fills its outputs in order and with the same bytes."""
-    from ckptkit.checkpoint import open_checkpoint
     from ckptkit.execute import Options, execute
+    from ckptkit.files.checkpoint import open_checkpoint
+    from ckptkit.files.source import open_source
     from ckptkit.planners.unpack import plan_unpack
-    from ckptkit.source import open_source
 
     cases = [
         (stacked(tmp_path, "gpt_oss"), "per-expert"), (stacked(tmp_path, "llama4"), "per-expert"),

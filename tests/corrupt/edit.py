@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckptkit.header import Header, read_header
+from ckptkit.files.header import Header, read_header
 
 INDEX = "model.safetensors.index.json"
 Damage = Callable[[Path], object]

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ckptkit.checkpoint import CONFIG, scan
 from ckptkit.checks import Level, Subject, run
 from ckptkit.cli import main
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import CONFIG, scan
+from ckptkit.files.source import open_source
 from ckptkit.stored import SCALES, WEIGHTS, split_name
 from corrupt import edit
 from corrupt.goods import GOOD

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Level, Subject, pages, run
 from ckptkit.errors import Finding
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.source import open_source
 from corrupt.broken_config import CONFIG, NAMES
 from corrupt.broken_files import CONTAINER, INDEXES, SIDECARS
 from corrupt.broken_quantization import DECLARED, OTHERS, PARTS

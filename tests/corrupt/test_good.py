@@ -7,9 +7,9 @@ from pathlib import Path
 import headers
 import pytest
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Level, Subject, run
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.source import open_source
 from corrupt.goods import GOOD
 
 

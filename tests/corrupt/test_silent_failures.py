@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ckptkit.checkpoint import scan
 from ckptkit.checks import Level, Subject, run
-from ckptkit.source import open_source
+from ckptkit.files.checkpoint import scan
+from ckptkit.files.source import open_source
 from corrupt.broken_config import UP
 from corrupt.broken_files import HEAD, NORM, stray
 from corrupt.edit import Damage, config, drop, file, index, put

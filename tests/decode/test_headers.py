@@ -10,7 +10,7 @@ import pytest
 
 from ckptkit.decode import Encoded
 from ckptkit.errors import SOURCE, USAGE, UserError
-from ckptkit.header import nbytes
+from ckptkit.files.header import nbytes
 
 from .memory import Module, Stored
 from .samples import gptq, sample_of

@@ -16,7 +16,7 @@ from typing import Any
 
 from headers import expand
 
-from ckptkit.header import Spec, lay_out
+from ckptkit.files.header import Spec, lay_out
 
 Stored = dict[str, tuple[str, tuple[int, ...], bytes]]
 

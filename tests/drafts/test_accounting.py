@@ -22,7 +22,7 @@ from ckptkit.drafts.accounting import (
     total,
     training,
 )
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 Sizes = dict[tuple[int | None, Part], Size]
 

@@ -16,7 +16,7 @@ from ckptkit.drafts.identify import Draft, Kind, Layout, disagreements, facts, i
 from ckptkit.drafts.layouts import from_hf, to_hf
 from ckptkit.drafts.tables import Form, dspark, form_of
 from ckptkit.errors import Finding
-from ckptkit.header import nbytes
+from ckptkit.files.header import nbytes
 from ckptkit.plan import Ref
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]

@@ -8,7 +8,7 @@ from math import prod
 import pytest
 from headers import specs
 
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 
 FLASH, FLASH_DSPARK = "deepseek-v4-flash", "deepseek-v4-flash-dspark"
 PRO, PRO_DSPARK = "deepseek-v4-pro", "deepseek-v4-pro-dspark"

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from ckptkit import ops
 from ckptkit.execute import Options, Result, execute
-from ckptkit.header import Header, Spec, read_header
+from ckptkit.files.header import Header, Spec, read_header
+from ckptkit.files.source import Source, open_source
 from ckptkit.ops import Args, Block, Chunk, Context, NonFinite, Operation, Read, Write
 from ckptkit.plan import Plan, Ref, Shard, Sidecar, Step, copy_step
-from ckptkit.source import Source, open_source
 
 FLIP = "flip@1"
 NAN = 255  # the byte that `flip` takes for a NaN

@@ -19,10 +19,10 @@ from lab import Meter, run, shard_name
 from safetensors import safe_open
 
 from ckptkit.execute import Options, execute, links
-from ckptkit.header import Entry
+from ckptkit.files.header import Entry
+from ckptkit.files.source import open_source
 from ckptkit.manifest import read_manifest
 from ckptkit.plan import Plan, Ref, Shard, copy_step
-from ckptkit.source import open_source
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -243,7 +243,7 @@ def test_an_operation_that_fills_no_whole_tensor_is_a_bug_and_nothing_is_publish
 def test_few_files_stay_open(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/proc/self/fd").exists():
         pytest.skip("open files are counted in /proc")
-    monkeypatch.setattr("ckptkit.source.KEPT_OPEN", 1)
+    monkeypatch.setattr("ckptkit.files.source.KEPT_OPEN", 1)
     before = len(os.listdir("/proc/self/fd"))
     most = 0
 

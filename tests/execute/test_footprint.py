@@ -10,14 +10,14 @@ import pytest
 from make import checkpoint, llama_config
 from torch import bfloat16, full
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.cli import explain
 from ckptkit.errors import OUTPUT
 from ckptkit.execute import Options, footprint, peak_memory, preflight
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.plan import Plan
 from ckptkit.planners.quantize import plan_quantize
-from ckptkit.recipe import load
-from ckptkit.source import open_source
+from ckptkit.recipe.recipe import load
 
 OPTIONS = Options(jobs=2)
 

@@ -10,8 +10,8 @@ import lab
 import pytest
 from lab import run, shard_name
 
+from ckptkit.files.source import open_source
 from ckptkit.manifest import known_digests, read_manifest
-from ckptkit.source import open_source
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"schema": 2}', "[" * 100_000, "\x00"])

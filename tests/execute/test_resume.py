@@ -14,7 +14,7 @@ from lab import Meter, run, shard_name
 
 from ckptkit.errors import OUTPUT, SOURCE, UserError
 from ckptkit.execute.journal import finished, read_journal
-from ckptkit.source import Source, open_source
+from ckptkit.files.source import Source, open_source
 
 Abandoned = Callable[..., None]
 

@@ -19,8 +19,8 @@ from lab import Meter, run
 
 from ckptkit.errors import SOURCE, USAGE, UserError
 from ckptkit.execute import Options, execute, preflight, staging
+from ckptkit.files.source import open_source
 from ckptkit.plan import Plan, Sidecar
-from ckptkit.source import open_source
 
 OUTPUT = 5
 

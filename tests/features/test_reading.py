@@ -11,7 +11,7 @@ import torch
 
 from ckptkit.features.ckpt import open_sample
 from ckptkit.features.sample import matrix, rows
-from ckptkit.source import open_source
+from ckptkit.files.source import open_source
 
 TENSORS = {
     "plain": torch.randn(37, 24).bfloat16(),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckptkit.decode import encoded, spans
 from ckptkit.decode.rows import decode
-from ckptkit.header import DTYPE_BITS, Spec
+from ckptkit.files.header import DTYPE_BITS, Spec
 from ckptkit.plan import Ref
 
 # Bytes or numbers that a scale of each dtype is drawn from: nothing that makes a BF16 overflow.

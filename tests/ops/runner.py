@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ckptkit.header import DTYPE_BITS, Spec, row_view
+from ckptkit.files.header import DTYPE_BITS, Spec, row_view
 from ckptkit.ops import Block, Context, Operation, Read, operation
 
 DTYPES = {

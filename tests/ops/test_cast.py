@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ckptkit.header import Spec, row_view
+from ckptkit.files.header import Spec, row_view
 from ckptkit.ops import Context, Overflow, operation
 from ops.runner import DTYPES, run
 

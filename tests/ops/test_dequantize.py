@@ -14,7 +14,7 @@ import torch
 from make import checkpoint
 from safetensors import safe_open
 
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import Context, NonFinite, Overflow, operation, values
 from ckptkit.ops.rounding import rounded
 from ops.formats import FORMATS, Format, decoded

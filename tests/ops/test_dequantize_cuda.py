@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import Context, NonFinite, Overflow, values
 from ops.formats import FORMATS, Format
 from ops.test_dequantize import changed, dequantized

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import Inexact, NonFinite
 from ops.runner import run_bytes
 

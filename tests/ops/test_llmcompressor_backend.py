@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import Block, Context, NonFinite, operation
 from ckptkit.ops.llmcompressor_backend import make_whole
 from ops.runner import NAMES, run

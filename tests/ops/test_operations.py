@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ckptkit.errors import USAGE, UserError
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import Context, NonFinite, operation
 from ckptkit.ops.select import select
 from ops.runner import DTYPES, run
@@ -93,7 +93,7 @@ def test_weights_that_are_no_floats_are_refused(dtype: str) -> None:
 
 def test_planning_imports_no_torch() -> None:
     program = (
-        "import sys; from ckptkit.header import Spec; from ckptkit.ops import operation\n"
+        "import sys; from ckptkit.files.header import Spec; from ckptkit.ops import operation\n"
         "from ckptkit.ops.select import select\n"
         "id, args = select({'num_bits': 3, 'strategy': 'channel'}, 'pack-quantized', 'BF16', 'compat')\n"
         "args['modules'] = ['m']; specs = [Spec('m.weight', 'BF16', (8, 64))]\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckptkit.header import Spec
+from ckptkit.files.header import Spec
 from ckptkit.ops import NonFinite
 from ops.runner import NAMES, run_bytes
 

@@ -25,12 +25,12 @@ from quantized_parts import (
     zeros,
 )
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.consumers import by_compressed_tensors, declared
 from ckptkit.errors import SOURCE, USAGE, Finding, UserError
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.plan import Plan
 from ckptkit.planners.dequantize import Wanted, plan_dequantize
-from ckptkit.source import open_source
 
 Tensors = dict[str, torch.Tensor]
 Table = dict[str, Any]

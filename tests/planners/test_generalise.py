@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptkit.names import PREFIX, template_of, unwrapped
+from ckptkit.naming.names import PREFIX, template_of, unwrapped
 from ckptkit.planners.generalise import by_template, patterns
 
 LAYERS = [f"model.layers.{i}.{rest}" for i in range(12) for rest in ("self_attn.q_proj", "mlp.up_proj")]

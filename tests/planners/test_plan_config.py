@@ -9,12 +9,12 @@ import pytest
 import torch
 from make import checkpoint, llama_config
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.consumers import by_compressed_tensors, declared
 from ckptkit.errors import Finding, UserError
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.planners.quantize import plan_quantize
-from ckptkit.recipe import load_text
-from ckptkit.source import open_source
+from ckptkit.recipe.recipe import load_text
 
 LAYER = ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj"]
 # Another model in the checkpoint, whose names end in those of the first and are tried after them.

@@ -11,12 +11,12 @@ import pytest
 import torch
 from make import checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.errors import Finding, UserError
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.plan import Plan
 from ckptkit.planners.quantize import plan_quantize
-from ckptkit.recipe import load_text
-from ckptkit.source import open_source
+from ckptkit.recipe.recipe import load_text
 
 HEAD = 'head: {targets: ["re:.*lm_head$"], scheme: W8A16, strategy: channel}'
 BODY = "body: {targets: [Linear], scheme: W4A16}"

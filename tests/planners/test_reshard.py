@@ -11,13 +11,13 @@ import pytest
 import torch
 from make import Tensors, checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import INDEX
 from ckptkit.errors import USAGE, UserError
-from ckptkit.mending import open_mended
+from ckptkit.files.checkpoint import INDEX
+from ckptkit.files.mending import open_mended
+from ckptkit.files.source import open_source
+from ckptkit.naming.renaming import rename_rule
 from ckptkit.plan import COPY, Plan, Shard
 from ckptkit.planners.reshard import Changes, Resharded, cast_rule, plan_reshard
-from ckptkit.renaming import rename_rule
-from ckptkit.source import open_source
 
 
 def reshard(

@@ -7,8 +7,8 @@ import re
 import pytest
 import reporting
 
-from ckptkit.checkpoint import Checkpoint
 from ckptkit.errors import Finding
+from ckptkit.files.checkpoint import Checkpoint
 from ckptkit.reports.github import github
 
 

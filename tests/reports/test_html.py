@@ -17,11 +17,11 @@ from xml.etree import ElementTree
 import pytest
 import reporting
 
-from ckptkit.checkpoint import Checkpoint
 from ckptkit.errors import Finding
-from ckptkit.report import Report
+from ckptkit.files.checkpoint import Checkpoint
 from ckptkit.reports.html import html
 from ckptkit.reports.model import Stats, Totals
+from ckptkit.reports.report import Report
 from ckptkit.reports.svg import count_ticks, log_ticks
 
 FIGURES = ("errors", "distribution", "experts", "dtypes", "shards")

@@ -10,8 +10,8 @@ import pytest
 import reporting
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from ckptkit.checkpoint import Checkpoint
 from ckptkit.errors import Finding
+from ckptkit.files.checkpoint import Checkpoint
 from ckptkit.reports.junit import junit
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from make import checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.errors import UserError
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.serving.matrix import Making, bits, references
 from ckptkit.serving.prompts import prompts
 from ckptkit.serving.recording import Recording, digest, read, write
-from ckptkit.source import open_source
 
 from .fakes import recording
 

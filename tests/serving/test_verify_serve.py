@@ -14,13 +14,13 @@ import pytest
 from junitparser import JUnitXml
 from make import checkpoint, llama, llama_config
 
-from ckptkit.checkpoint import open_checkpoint
 from ckptkit.cli import main
 from ckptkit.commands import served
 from ckptkit.errors import BUG, ENGINE, FOUND, INTERRUPTED, OK, USAGE
+from ckptkit.files.checkpoint import open_checkpoint
+from ckptkit.files.source import open_source
 from ckptkit.serving import matrix, reference
 from ckptkit.serving.recording import digest, write
-from ckptkit.source import open_source
 
 from . import fakes
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...memory import keep_freed_memory
+from ...files.memory import keep_freed_memory
 from .. import Args, Block, Chunk, Context, NonFinite
 from ..quantizers import Weight, granule, outputs
 from .arrays import largest, matrix, raw

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint
 from ...errors import Finding, UserError
-from ...header import DTYPE_BITS, Spec
+from ...files.checkpoint import Checkpoint
+from ...files.header import DTYPE_BITS, Spec
 from ...plan import Ref, Step
 from ...stored import COMPANIONS, WEIGHTS, split_name
 

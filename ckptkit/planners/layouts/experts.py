@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint
 from ...errors import Finding
 from ...families import config_value, draft_part
 from ...families.experts import declared_experts
-from ...header import FLOATS, Spec
+from ...files.checkpoint import Checkpoint
+from ...files.header import FLOATS, Spec
 from ...layout_config import PROJECTIONS, W_NAMES, Facts
 from ...plan import COPY, Ref, Step
 from .containers import ARRANGE, as_column, as_matrix, slab

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from ...checkpoint import Checkpoint
 from ...errors import Finding
 from ...families import experts_of
+from ...files.checkpoint import Checkpoint
 from ...layout_config import PROJECTIONS, W_NAMES, Facts
 from ...plan import Step
 from .containers import (

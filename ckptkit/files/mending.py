@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ..errors import Finding, UserError
+from ..plan import Ref
 from .checkpoint import Checkpoint, scan
-from .errors import Finding, UserError
 from .header import Header, read_header
 from .numbering import is_whole, numbered
-from .plan import Ref
 from .source import Source
 
 # An index that cannot be used at all.

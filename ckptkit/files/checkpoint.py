@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from .errors import Finding, UserError, fail
+from ..errors import Finding, UserError, fail
+from ..plan import Ref
 from .foreign import LOOKED_AT, foreign
 from .header import Header, check_characters, read_header
 from .numbering import is_whole, numbered
-from .plan import Ref
 from .source import Source, is_plain
 from .source import joined as joined_source
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
+from ..errors import Finding
+from ..planners.sidecars import sidecars
 from .checkpoint import Checkpoint
-from .errors import Finding
 from .header import Header
-from .planners.sidecars import sidecars
 from .source import Source
 
 LARGE = 64 << 20  # bytes: a file larger than the largest tokenizers is known by its size alone, as tensors are

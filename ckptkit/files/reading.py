@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ..ops import Block, Read
+from ..plan import Ref
 from .header import DTYPE_BITS, Header, row_view
-from .ops import Block, Read
-from .plan import Ref
 from .source import Source
 
 PIECE = 1 << 20  # bytes of one read: what is done with them finds them in the processor's cache

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .errors import fail
+from ..errors import fail
 from .regexes import compiled
 
 REGEX = "re:"

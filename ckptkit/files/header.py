@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .errors import Finding, fail
+from ..errors import Finding, fail
 from .foreign import LOOKED_AT, foreign
 
 MAX_HEADER = 100_000_000

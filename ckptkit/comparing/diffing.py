@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from .checkpoint import Checkpoint
-from .header import DTYPE_BITS, FLOATS
-from .manifest import known_digests, read_manifest
-from .parallel import in_order, threads
-from .plan import Ref
+from ..files.checkpoint import Checkpoint
+from ..files.header import DTYPE_BITS, FLOATS
+from ..files.parallel import in_order, threads
+from ..manifest import known_digests, read_manifest
+from ..plan import Ref
 
 if TYPE_CHECKING:
+    from ..execute import Progress
     from .closeness import Sums, Tolerance
-    from .execute import Progress
 
 CHUNK = 4 << 20  # bytes read at once
 AHEAD = 256  # tensors handed to the threads before the first of them is done

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .checkpoint import Checkpoint
-from .source import PIECE, Source
+from ..files.checkpoint import Checkpoint
+from ..files.source import PIECE, Source
 
 # Files that decide, beside the weights and config.json, what a model says.
 _TELLING = (

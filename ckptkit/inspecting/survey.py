@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .consumers import LINEAR_CLASS, by_compressed_tensors
-from .families import LINEAR_LIKE, Kind, classifier
-from .names import layered
-from .plan import Ref
-from .stored import COMPANIONS, WEIGHTS, Quantization, Stored, split_name, stored_format
+from ..consumers import LINEAR_CLASS, by_compressed_tensors
+from ..families import LINEAR_LIKE, Kind, classifier
+from ..naming.names import layered
+from ..plan import Ref
+from ..stored import COMPANIONS, WEIGHTS, Quantization, Stored, split_name, stored_format
 
 # (The parent's template, the layer: the first number in the name), the name's last part, dtype, shape.
 Key = tuple[tuple[str, str], str, str, tuple[int, ...]]

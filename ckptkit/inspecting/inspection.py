@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .checkpoint import Checkpoint
-from .checks import Level, Subject, run
-from .errors import Finding
-from .families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, is_tied
-from .names import to_template
-from .plan import Ref
-from .stored import Quantization, declared_quantization, split_name
+from ..checks import Level, Subject, run
+from ..errors import Finding
+from ..families import LINEAR_LIKE, Kind, config_value, declared_drafts, draft_part, embedding_of, is_tied
+from ..files.checkpoint import Checkpoint
+from ..naming.names import to_template
+from ..plan import Ref
+from ..stored import Quantization, declared_quantization, split_name
 from .survey import Module, Survey, keyed, survey
 
 # What stands out of a summary's contradictions; ``ckptkit verify`` looks for more.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, Protocol
 
-from .errors import UserError, fail, unreadable
+from ..errors import UserError, fail, unreadable
 
 PIECE = 4 << 20
 # Folders that are no part of a checkpoint: version control, a download cache, a filesystem's own.

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import Finding, UserError, fail
+from ..manifest import NAME as MANIFEST
 from .checkpoint import parse_json
-from .errors import Finding, UserError, fail
-from .manifest import NAME as MANIFEST
 from .source import Source
 
 SUMS = "SHA256SUMS"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .errors import Finding, fail
+from ..errors import Finding, fail
 from .patterns import REGEX, pattern
 
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .errors import UserError
-from .patterns import CLASS_TARGETS, looks_like_class, nearest, pattern
+from ..errors import UserError
+from ..naming.patterns import CLASS_TARGETS, looks_like_class, nearest, pattern
 from .schemes import FIELDS, PARTS, resolve
 from .yaml_lines import Key
 

@@ -10,9 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError, fail
+from ..plan import Ref
 from .checkpoint import CONFIG, Checkpoint, open_checkpoint, parse_json
-from .errors import UserError, fail
-from .plan import Ref
 from .source import Source
 
 if TYPE_CHECKING:

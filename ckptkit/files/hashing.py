@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import xxhash
 
+from ..errors import Finding
 from .digests import ShardDigests
-from .errors import Finding
 from .header import Header
 from .parallel import on_threads
 from .reading import Span, parts, spans

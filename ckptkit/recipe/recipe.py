@@ -16,9 +16,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from .errors import Finding, UserError, fail, unreadable
-from .patterns import nearest
-from .recipe_rules import POLICIES, Problem, overrides, problems, put
+from ..errors import Finding, UserError, fail, unreadable
+from ..naming.patterns import nearest
+from .rules import POLICIES, Problem, overrides, problems, put
 from .schemes import Scheme, config_group, resolve
 from .yaml_lines import MAX_BYTES, Key, MalformedYaml, parse
 
@@ -110,8 +110,8 @@ def builtin_text(name: str) -> str:
 
 def _folder() -> Traversable:
     """Beside the modules in a wheel, at the top of a checkout."""
-    packaged = files(__package__) / "recipes"
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "recipes"
+    packaged = files("ckptkit") / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "recipes"
 
 
 def _read(path: Path, origin: str) -> str:

@@ -31,8 +31,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from .errors import Finding, UserError
-from .patterns import nearest
+from ..errors import Finding, UserError
+from ..naming.patterns import nearest
 
 COMPRESSED_TENSORS_VERSION = "0.19.0"
 
@@ -181,7 +181,7 @@ def _words(args: QuantArgs, kind: str | None = None) -> str:
 @lru_cache(maxsize=1)
 def presets() -> Mapping[str, Any]:
     """Every preset of compressed-tensors by name, as plain data, those that cannot be made here included."""
-    return MappingProxyType(json.loads((files(__package__) / "data" / "presets.json").read_text("utf-8")))
+    return MappingProxyType(json.loads((files("ckptkit") / "data" / "presets.json").read_text("utf-8")))
 
 
 def usable() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What a check came to, as one document: schema 1, fields are only ever added.
 
-:func:`make_report` builds a :class:`Report` from an :class:`~ckptkit.checks.Outcome`; :mod:`.reports` turns one into
+:func:`make_report` builds a :class:`Report` from an :class:`~ckptkit.checks.Outcome`; the modules beside it turn one into
 JUnit XML, GitHub annotations and an HTML page, :func:`to_json` into JSON. A number that is not finite is ``null``.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from .checks import Outcome, Result
-from .errors import OK, Finding
-from .reports.model import Check, Counts, HeadAgreement, Numeric, Place, Problem, Report, Stats, TensorError
-from .reports.summary import numeric_of, place_of, plain, stats_of
+from ..checks import Outcome, Result
+from ..errors import OK, Finding
+from .model import Check, Counts, HeadAgreement, Numeric, Place, Problem, Report, Stats, TensorError
+from .summary import numeric_of, place_of, plain, stats_of
 
 # Figures that have fields of their own in a report; the others stand under ``figures``.
 _TYPED = frozenset({"numeric", "heads"})

@@ -1,0 +1,1 @@
+"""What lies on disk: sources, the safetensors container, checkpoints, their digests; how bytes pass."""

@@ -1,0 +1,1 @@
+"""Names of tensors: templates, patterns, rename rules."""

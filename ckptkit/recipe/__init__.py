@@ -1,0 +1,1 @@
+"""Recipes: YAML read, its rules, presets of schemes."""
