@@ -91,7 +91,7 @@ def scan(source: Source) -> tuple[Checkpoint, list[Finding]]:
         if header is not None:
             shards[name] = header
     tensors = _tensors(shards, index, source, findings)
-    config = _collect(findings, lambda: _read_config(source))
+    config = _collect(findings, lambda: read_config(source))
     stray = tuple(sorted(name for name in source.files if name.endswith(SUFFIX) and name not in names))
     findings += _stray_findings(stray, index, source) if index or names else []
     warnings = tuple(finding for finding in findings if finding.severity == "warning")
@@ -134,7 +134,8 @@ def _collect(findings: list[Finding], read: Any) -> Any:
         return None
 
 
-def _read_config(source: Source) -> dict[str, Any] | None:
+def read_config(source: Source) -> dict[str, Any] | None:
+    """config.json, None where there is none. Raises UserError ``config.parse`` for what is no JSON object."""
     if CONFIG not in source.files:
         return None
     config = parse_json(source.text(CONFIG), CONFIG, "config.parse")

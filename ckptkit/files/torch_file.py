@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, fail
 from ..plan import Ref
-from .checkpoint import CONFIG, Checkpoint, open_checkpoint, parse_json
+from .checkpoint import Checkpoint, open_checkpoint, read_config
 from .source import Source
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def open_training_state(source: Source) -> Checkpoint:
         message = f"{STATE} is of a draft trained as {strategy!r}, not as dspark"
         raise fail("draft.strategy", message, file=STATE, hint="give a checkpoint of a DSpark run")
     refs = {str(name): _ref(str(name), tensor) for name, tensor in tensors.items()}
-    return Checkpoint(source, {}, refs, None, _config(source))
+    return Checkpoint(source, {}, refs, None, read_config(source))
 
 
 def _load(source: Source) -> Any:
@@ -82,13 +82,6 @@ def _asked(path: Path) -> list[str]:
     except Exception:  # of whatever kind: the bytes are anybody's
         return []
     return found
-
-
-def _config(source: Source) -> dict[str, Any] | None:
-    if CONFIG not in source.files:
-        return None
-    found = parse_json(source.text(CONFIG), CONFIG, "config.parse")
-    return found if isinstance(found, dict) else None
 
 
 def _ref(name: str, tensor: torch.Tensor) -> Ref:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ..errors import Finding, UserError, fail
 from ..files.checkpoint import CONFIG, INDEX, Checkpoint
 from ..files.header import Header
 from ..plan import COPY, LeftOut, Plan, Ref, Shard, Step, copy_step
+from .documents import json_text
 from .draft_source import Found, raise_errors
 from .draft_steps import Comparison, Original, comparisons, converted
 from .packing import renumbered, stem
@@ -231,7 +231,7 @@ def _added(stages: Mapping[int, Sequence[Step]], files: Mapping[str, Header]) ->
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return json_text(config)
 
 
 # --- beside the target's tensors ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ..drafts.identify import Layout
 from ..errors import Finding, fail
 from ..files.checkpoint import CONFIG, INDEX, Checkpoint
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
+from .documents import json_text
 from .draft_source import raise_errors
 from .extract_dspark import COMMAND, Extracted, Wanted, left_of_target
 from .sidecars import index_text, sidecars
@@ -40,7 +41,7 @@ def plan_dense(
     shard = Shard("model.safetensors", steps[0].inputs[0].file, {"format": "pt"}, steps)
     config = _config(checkpoint.config, draft, fields, wanted)
     config |= {KEY: dict(target)} if target else {}
-    texts = {CONFIG: json.dumps(config, indent=2, ensure_ascii=False) + "\n", INDEX: index_text([shard], {})}
+    texts = {CONFIG: json_text(config), INDEX: index_text([shard], {})}
     files, left_out = sidecars(checkpoint, texts, {}, include)
     launch = _launch(draft, fields)
     settings = _settings(checkpoint.config, draft, fields, wanted, launch, target)

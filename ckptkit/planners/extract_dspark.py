@@ -17,6 +17,7 @@ from ..errors import Finding
 from ..families.config import config_value
 from ..files.checkpoint import CONFIG, INDEX, Checkpoint
 from ..plan import LeftOut, Plan, Ref, Shard, Step, copy_step
+from .documents import json_text
 from .draft_source import Found, raise_errors
 from .draft_steps import Original, converted, dense_shape, pair_of, to_native
 from .sidecars import index_text, sidecars
@@ -201,7 +202,7 @@ def _texts(
     has_confidence = any(".confidence_head." in name for name in found.draft.tensors)
     known = {KEY: dict(target)} if target else {}
     for name, content in configs(config, wanted.layout, stages, form, has_confidence).items():
-        yield name, json.dumps(content | known, indent=2, ensure_ascii=False) + "\n"
+        yield name, json_text(content | known)
 
 
 def _launch(config: Mapping[str, Any], form: Form) -> dict[str, str]:

@@ -139,10 +139,10 @@ class Engine(NamedTuple):
     methods: Mapping[str, str]
     version: Callable[[Launch], str]
     command: Callable[[Launch], Sequence[str]]
-    model: Callable[[Launch], str]
     ready: Callable[[Server], bool]
     complete: Callable[[Server, Sequence[int], int], Answer]
     score: Callable[[Server, Sequence[int]], Sequence[float] | None]
+    model: Callable[[Launch], str] = lambda launch: str(launch.checkpoint)
     counters: Callable[[Server], Speculation | None] = lambda server: None
     windows: Callable[[str], Sequence[float]] = lambda log: ()
     rules: tuple[Rule, ...] = ()

@@ -15,7 +15,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 for name in sys.argv[1:]:
     try:
-        print(version(name))
+        sys.stdout.write(version(name))
         sys.exit()
     except PackageNotFoundError:
         pass

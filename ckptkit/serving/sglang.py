@@ -151,7 +151,6 @@ ENGINE = Engine(
     methods=METHODS,
     version=version,
     command=command,
-    model=lambda launch: str(launch.checkpoint),
     ready=ready,
     complete=complete,
     score=score,

@@ -94,7 +94,6 @@ ENGINE = Engine(
     methods={NONE: NONE, "ngram": "prompt lookup", "draft": "assistant model"},
     version=version,
     command=command,
-    model=lambda launch: str(launch.checkpoint),
     ready=ready,
     complete=complete,
     score=score,
