@@ -401,6 +401,14 @@ def test_a_trainers_state_is_read_where_it_lies(official: Made, tmp_path: Path, 
     assert ids(told(run, tmp_path / "none", "--base", official.folder, code=SOURCE)) == {"source.training-state"}
 
 
+def test_a_trainers_config_that_is_no_object_is_refused(official: Made, tmp_path: Path, told: Told) -> None:
+    state = {"draft_state_dict": expected_dense(official), "strategy": "dspark", "global_step": 10}
+    torch.save(state, tmp_path / "training_state.pt")
+    (tmp_path / "config.json").write_text("[]", "utf-8")
+    found = told(tmp_path / "training_state.pt", tmp_path.parent / "none", "--base", official.folder, code=SOURCE)
+    assert ids(found) == {"config.parse"}
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return os.mkdir, ("evil",)
