@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..errors import Finding, UserError, fail
+from ..errors import Finding, UserError, fail, unreadable
 from ..naming.patterns import nearest
 from . import Level, Page, Probe, Seen, Subject
 from .hits import Hit
@@ -76,7 +77,35 @@ class Chosen(NamedTuple):
 @cache
 def engine(name: str) -> Engine:
     """The engine ``name``, one of :data:`ENGINES`, from its file."""
-    table = yaml.load((files("ckptkit") / "data" / "engines" / f"{name}.yaml").read_text("utf-8"), _LOADER)
+    return _engine(name, (files("ckptkit") / "data" / "engines" / f"{name}.yaml").read_text("utf-8"))
+
+
+def engine_by(path: str, name: str) -> Engine:
+    """The engine ``name`` by a file of rules of the user's own.
+
+    Raises UserError: ``source.missing``, ``access.denied``, ``usage.lint-data`` for one that is no such file.
+    """
+    try:
+        found = _engine(name, Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise unreadable(error, "source.missing", path) from None
+    except (yaml.YAMLError, UnicodeDecodeError, InvalidSpecifier, InvalidVersion) as error:
+        raise _no_data(path, " ".join(str(error).split())) from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _no_data(path, f"{type(error).__name__}: {error}") from None
+    unknown = sorted({name for rule in found.rules for name in rule.when} - PREDICATES.keys())
+    if unknown:
+        raise _no_data(path, f"no predicate is called {unknown[0]}")
+    return found
+
+
+def _no_data(path: str, why: str) -> UserError:
+    hint = "a file of the form of ckptkit/data/engines/sglang.yaml"
+    return fail("usage.lint-data", f"{path} is no file of engine rules: {why}", file=path, hint=hint)
+
+
+def _engine(name: str, text: str) -> Engine:
+    table = yaml.load(text, _LOADER)
     rules = tuple(_rule(entry) for entry in table.pop("rules"))
     versions, newest = SpecifierSet(table.pop("versions")), Version(str(table.pop("newest")))
     return Engine(name=name, versions=versions, newest=newest, rules=rules, **_tuples(table))
@@ -91,17 +120,17 @@ def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def choose(text: str, speculative: tuple[str, ...] = ()) -> Chosen:
+def choose(text: str, speculative: tuple[str, ...] = (), data: str | None = None) -> Chosen:
     """The engine, version and algorithms that a command line names: ``vllm==0.33`` and ``("mtp",)``.
 
-    Without a version it is the newest known. Raises UserError (``usage.engine``) for names that are not known and
+    Without a version it is the newest known. ``data`` names a file of rules instead of the packaged one. Raises UserError (``usage.engine``) for names that are not known and
     for versions that no rule was verified for.
     """
     name, given, number = text.partition("==")
     if name not in ENGINES:
         hint = f"--engine {nearest(name, ENGINES) or ENGINES[0]}"
         raise fail("usage.engine", f"engine {name!r} is not known: {', '.join(ENGINES)}", hint=hint)
-    found = engine(name)
+    found = engine_by(data, name) if data else engine(name)
     version = _version(found, number) if given else found.newest
     return Chosen(found, version, frozenset(_algorithm(found, algorithm) for algorithm in speculative))
 
@@ -139,7 +168,40 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-# --- probes ------------------------------------------------------------------------------------------------
+# --- looking -----------------------------------------------------------------------------------------------
+
+
+def problems(chosen: Chosen, subject: Subject) -> Iterator[Finding]:
+    """What the chosen engine refuses in a checkpoint or misreads, by its rules."""
+    for rule in chosen.engine.rules:
+        if _unconcerned(rule, chosen) is None:
+            yield from _look(rule, subject, chosen)
+
+
+def boundaries(found: Engine) -> list[Version]:
+    """The versions between which the rules are the same, ascending: the first and the newest, and where rules begin or end."""
+    named = (item for rule in found.rules for item in rule.versions if item.operator in {">=", "<"})
+    lowest = (item for item in found.versions if item.operator in {">=", "=="})
+    versions = {Version(item.version.removesuffix(".*")) for item in (*named, *lowest)} | {found.newest}
+    return sorted(version for version in versions if found.versions.contains(version, prereleases=True))
+
+
+def _unconcerned(rule: Rule, chosen: Chosen) -> str | None:
+    """Why a rule has nothing to say of what is chosen."""
+    if not rule.versions.contains(chosen.version, prereleases=True):
+        return f"concerns {chosen.engine.label} {_shown(rule.versions)}"
+    if rule.speculative and chosen.speculative.isdisjoint(rule.speculative):
+        return f"concerns --speculative {', '.join(rule.speculative)}"
+    return None
+
+
+def _look(rule: Rule, subject: Subject, chosen: Chosen) -> Sequence[Finding]:
+    hits: Sequence[Hit] = ()
+    for name, arguments in rule.when.items():
+        hits = PREDICATES[name](subject, **arguments)
+        if not hits:
+            break
+    return (_finding(rule, chosen, hits),) if hits else ()
 
 
 def _chosen(subject: Subject) -> Chosen | None:
@@ -153,22 +215,12 @@ def _unfit(name: str, rule: Rule, subject: Subject) -> str | None:
         return "no --engine"
     if chosen.engine.name != name:
         return f"concerns {engine(name).label}"
-    if not rule.versions.contains(chosen.version, prereleases=True):
-        return f"concerns {chosen.engine.label} {_shown(rule.versions)}"
-    if rule.speculative and chosen.speculative.isdisjoint(rule.speculative):
-        return f"concerns --speculative {', '.join(rule.speculative)}"
-    return subject.unknown
+    return _unconcerned(rule, chosen) or subject.unknown
 
 
 def _run(rule: Rule, subject: Subject) -> Seen:
     chosen = _chosen(subject)
-    hits: Sequence[Hit] = ()
-    for name, arguments in rule.when.items():
-        hits = PREDICATES[name](subject, **arguments)
-        if not hits:
-            break
-    found = (_finding(rule, chosen, hits),) if hits and chosen else ()
-    return Seen(found, len(subject.survey.modules))
+    return Seen(_look(rule, subject, chosen) if chosen else (), len(subject.survey.modules))
 
 
 def _finding(rule: Rule, chosen: Chosen, hits: Sequence[Hit]) -> Finding:
