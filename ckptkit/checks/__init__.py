@@ -209,8 +209,8 @@ _HOMES = {
     Level.STATIC: (
         "container", "index", "config", "quantization", "shapes", "names", "files", "settings", "recipe", "lint",
     ),
-    Level.DATA: ("digests", "values", "tied"),
-    Level.NUMERIC: ("numeric", "heads"),
+    Level.DATA: ("digests", "values", "tied", "provenance"),
+    Level.NUMERIC: ("numeric", "heads", ".heads.pages"),
     Level.SERVE: (".serving.pages",),
 }  # fmt: skip
 

@@ -12,42 +12,69 @@ import click
 from ..console import Console, fmt_count
 from ..errors import FOUND, OK, Finding, fail, unreadable
 from ..files.checkpoint import open_checkpoint
-from ..files.digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, shards_text, sums_text
+from ..files.digests import SUMS, TENSORS, ShardDigests, parse_shards, parse_sums, recorded, shards_text, sums_text
 from ..files.hashing import differing, gather, take
 from ..files.header import Header
 from ..files.source import Source, open_source
+from ..manifest import NAME as MANIFEST
+from ..manifest import read_manifest
 from ..options import command
+from ..provenance import Material
+from ..provenance import statement as statement_text
 
 
 @command
 @click.argument("out")
 @click.option("--per-tensor", is_flag=True, help=f"Also record each tensor's xxh3-128, in {TENSORS}.")
 @click.option("--check", metavar="FILE", help=f"Write nothing; check against FILE, a {SUMS} or a {TENSORS}.")
+@click.option(
+    "--statement", metavar="FILE", help="Write only FILE: ckptkit.json as an in-toto statement, to be signed."
+)
+@click.option("--with-source", is_flag=True, help="Read the source too, for its digests in the statement.")
 @click.option("--overwrite", is_flag=True, help="Replace what is recorded already.")
 @click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4).")
-def hash(console: Console, out: str, per_tensor: bool, check: str | None, overwrite: bool, jobs: int) -> int:
+def hash(
+    console: Console,
+    out: str,
+    per_tensor: bool,
+    check: str | None,
+    statement: str | None,
+    with_source: bool,
+    overwrite: bool,
+    jobs: int,
+) -> int:
     """Record the digests of a checkpoint's files, or check them. Exit code 1 if something is not as recorded.
 
     OUT is a folder. SHA256SUMS is written there, which sha256sum reads too. With --per-tensor the tensors' own
     digests are recorded as well, so that `ckptkit verify --level data` can name the tensor that has changed, and need
     not wait for sha256. No other file is touched.
 
+    --statement writes what was made, by which plan and of what, as an in-toto statement with SLSA's predicate, over the
+    sha256 of every file. `ckptkit verify OUT --provenance FILE` compares it with the bytes later.
+
     \b
     Examples:
       ckptkit hash ./model --per-tensor
       ckptkit hash ./model --check ./model/SHA256SUMS
+      ckptkit hash ./model-w8 --statement model-w8.intoto.json --with-source
       ckptkit hash ./model --check ./recorded-elsewhere/ckptkit.digests.json --json
     """
     if check and (per_tensor or overwrite):
         raise fail("usage.arguments", "--check writes nothing", hint="leave --per-tensor and --overwrite out")
+    if statement and (per_tensor or check):
+        raise fail("usage.arguments", "--statement is a run of its own", hint="leave --per-tensor and --check out")
+    if with_source and not statement:
+        raise fail("usage.arguments", "--with-source is about a statement", hint="--statement FILE")
     with open_source(out) as source:
+        if statement:
+            return _state(console, source, statement, with_source, overwrite, jobs)
         if check:
             return _check(console, source, check, jobs)
         return _record(console, source, per_tensor, overwrite, jobs)
 
 
 def _record(console: Console, source: Source, per_tensor: bool, overwrite: bool, jobs: int) -> int:
-    if not source.root.is_dir():
+    if source.revision or not source.root.is_dir():
         raise fail("usage.arguments", f"{source.uri} is no folder to write {SUMS} into", hint="give its folder")
     written = [SUMS, TENSORS] if per_tensor else [SUMS]
     there = [name for name in written if name in source.files]
@@ -66,6 +93,71 @@ def _record(console: Console, source: Source, per_tensor: bool, overwrite: bool,
     human += [f"{paths[1]}  {fmt_count(count, 'tensor')}"] if per_tensor else []
     console.result({"output": paths, "files": len(sums), "tensors": count}, human, paths)
     return OK
+
+
+def _state(console: Console, source: Source, path: str, with_source: bool, overwrite: bool, jobs: int) -> int:
+    made = read_manifest(source)
+    if made is None:
+        message = f"{source.uri} has no {MANIFEST}: what it was made of is not known"
+        raise fail("usage.arguments", message, file=MANIFEST, hint="a statement is of what ckptkit made")
+    if Path(path).exists() and not overwrite:
+        raise fail("output.exists", f"{path} is there already", file=path, hint="--overwrite replaces it")
+    inside = [name for name, info in source.files.items() if info.path.resolve() == Path(path).resolve()]
+    sums, _ = _digests(console, source, source.files.keys() - {SUMS, TENSORS, *inside}, {}, jobs)
+    materials = _materials(console, made, sums, with_source, jobs)
+    _write(Path(path), statement_text(made, sums, materials))
+    known = sum(item.sha256 is not None for item in materials.values())
+    human = [
+        f"{path}  {fmt_count(len(sums), 'file')}, made of {fmt_count(len(materials), 'file')} ({known:,} with digests)"
+    ]
+    console.result({"output": [path], "files": len(sums), "sources": len(materials), "known": known}, human, [path])
+    return OK
+
+
+def _materials(
+    console: Console, made: Mapping[str, Any], sums: Mapping[str, str], with_source: bool, jobs: int
+) -> dict[str, Material]:
+    """The source's files with what is known of them: from links, from its own records, or from reading it.
+
+    Raises UserError (``source.changed``) where the source is to be read and is no longer the one the result was made of.
+    """
+    files: Mapping[str, Mapping[str, int]] = made["source"]["files"]
+    linked = {shard["source"]: sums.get(shard["name"]) for shard in made["shards"] if shard["source"]}
+    found = {name: Material(name, info["size"], linked.get(name)) for name, info in files.items()}
+    for key, uri in {"": made["source"]["uri"], **made["source"].get("others", {})}.items():
+        if with_source or Path(uri).exists():
+            prefix = f"{key}:" if key else ""
+            mine = {name.removeprefix(prefix): info for name, info in files.items() if _is_of(name, key, made)}
+            unknown = [name for name in mine if found[prefix + name].sha256 is None]
+            known = _sums_of_origin(console, uri, mine, unknown, with_source, jobs)
+            found |= {prefix + name: found[prefix + name]._replace(sha256=value) for name, value in known.items()}
+    return found
+
+
+def _is_of(name: str, key: str, made: Mapping[str, Any]) -> bool:
+    """Whether a file's name is that of a file of the source with that key; the source itself has none."""
+    keys = made["source"].get("others", {})
+    return name.startswith(f"{key}:") if key else name.partition(":")[0] not in keys
+
+
+def _sums_of_origin(
+    console: Console, uri: str, files: Mapping[str, Mapping[str, int]], names: Iterable[str], read: bool, jobs: int
+) -> dict[str, str]:
+    """The sha256 of ``names`` of a source, read or as recorded there; of files that are as they were."""
+    with open_source(uri) as origin:
+        there = {name: {"size": info.size, "mtime_ns": info.mtime_ns} for name, info in origin.files.items()}
+        other = sorted(name for name, info in files.items() if there.get(name) != info)
+        if read and other:
+            message = f"{other[0]} of {uri} is not as it was when the result was made"
+            raise fail("source.changed", message, file=other[0], hint="leave --with-source out")
+        wanted = sorted(set(names) - set(other))
+        known = _digests(console, origin, wanted, {}, jobs)[0] if read else _recorded_sums(origin)
+    return {name: known[name] for name in wanted if name in known}
+
+
+def _recorded_sums(source: Source) -> dict[str, str]:
+    known = recorded(source, read_manifest(source)).files
+    return {name: digest.value for name, digest in known.items() if digest.algorithm == "sha256"}
 
 
 def _check(console: Console, source: Source, path: str, jobs: int) -> int:
