@@ -66,11 +66,16 @@ def template_of(text: str) -> str | None:
     if not (text.startswith(PREFIX) and text.endswith("$")):
         return None
     parts = text[len(PREFIX) : -1].split(r"\.")
-    return ".".join("#" if _is_index(part) else re.sub(r"\\(.)", r"\1", part) for part in parts)
+    return ".".join("#" if _is_index(part) else re.sub(r"\\(.)", r"\1", _first(part)) for part in parts)
 
 
 def _is_index(part: str) -> bool:
-    return part == ANY or part.isdecimal() or part.startswith("(?:")
+    return part == ANY or _first(part).isdecimal()
+
+
+def _first(part: str) -> str:
+    """The first of the alternatives that a part of a written pattern has: of indices, or of names for one layer."""
+    return part.removeprefix("(?:").partition("|")[0] if part.startswith("(?:") else part
 
 
 def uniform(text: str) -> bool:

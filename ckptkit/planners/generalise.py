@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from ..naming.names import ANY, PREFIX, Indices, split, to_template, unwrapped
 
@@ -23,19 +24,22 @@ def by_template(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def patterns(chosen: ByTemplate, among: ByTemplate, others: Collection[str] = ()) -> list[str]:
+def patterns(
+    chosen: ByTemplate, among: ByTemplate, others: Collection[str] = (), also: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Sorted ``re:`` patterns that match all of ``chosen``, which are some of ``among``, and no others of these.
 
     Engines put a prefix before a text model's modules, or take one away (``model.language_model.layers`` is
     ``language_model.model.layers`` in vLLM), so a path is written from behind such wrappers on, and matches behind
-    any dotted prefix. Where that would reach one of the templates ``others``, the path is written whole.
+    any dotted prefix. Where that would reach one of the templates ``others``, the path is written whole. ``also`` are
+    other last names, by template, that a pattern matches as well.
     """
     found = set()
     for template, names in chosen.items():
         short = unwrapped(template)
         clash = any(other == short or other.endswith(f".{short}") for other in others)
         for form in _forms_of(template, names, among[template]):
-            found.add(PREFIX + _write(template if clash else short, form) + "$")
+            found.add(PREFIX + _write(template if clash else short, form, also.get(template)) + "$")
     return sorted(found)
 
 
@@ -45,9 +49,10 @@ def _forms_of(template: str, chosen: Collection[str], among: Collection[str]) ->
     return _forms({split(name)[1] for name in chosen}, {split(name)[1] for name in among})
 
 
-def _write(template: str, form: Indices) -> str:
+def _write(template: str, form: Indices, also: str | None) -> str:
     texts = iter(form)
-    return r"\.".join(next(texts) if part == "#" else re.escape(part) for part in template.split("."))
+    *parts, last = (next(texts) if part == "#" else re.escape(part) for part in template.split("."))
+    return r"\.".join([*parts, f"(?:{last}|{re.escape(also)})" if also else last])
 
 
 def _forms(chosen: set[Indices], among: set[Indices]) -> list[Indices]:

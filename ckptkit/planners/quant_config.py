@@ -24,7 +24,7 @@ from ..consumers import (
     vllm_class,
 )
 from ..errors import Finding
-from ..families import Kind, fused_set
+from ..families import Kind, experts_of, fused_set
 from ..naming.names import template_of, uniform
 from ..recipe.schemes import COMPRESSED_TENSORS_VERSION, Scheme, config_group
 from .generalise import by_template, patterns
@@ -68,7 +68,8 @@ def build(
     groups = _groups(present)
     for group, scheme in schemes.items():
         others = {m.template for m in modules if m.group not in (group, None)}
-        targets = patterns(_joined(m for m in modules if m.group == group), among, others)
+        mine = _joined(m for m in modules if m.group == group)
+        targets = patterns(mine, among, others, _fused_names(mine))
         groups[group] = config_group(scheme, targets)
     ignore = _ignore(modules, schemes, among, present)
     return _table(dict(sorted(groups.items())), ignore, present)
@@ -82,6 +83,22 @@ def _joined(modules: Iterable[Modules]) -> dict[str, list[str]]:
     return found
 
 
+def _fused_names(found: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """By the template of its first member, the last name of each layer that engines fuse of modules that are all here.
+
+    vLLM looks a fused layer up by its members. SGLang does so only for models that state which these are, and its Qwen2,
+    Qwen3 and MiMo do not: it finds their layers by the fused name alone.
+    """
+    named = {}
+    for template in found:
+        layer, members = fused_set(template) or ("", ())
+        if template in members[:1] and not experts_of(template.replace("#", "0")) and all(member in found for member in members):
+            parents = [{name.rpartition(".")[0] for name in found[member]} for member in members]
+            if all(those == parents[0] for those in parents):
+                named[template] = layer.rpartition(".")[2]
+    return named
+
+
 def _ignore(
     modules: Sequence[Modules],
     schemes: Mapping[str, Scheme],
@@ -91,7 +108,7 @@ def _ignore(
     left_alone = _joined(m for m in modules if m.group is None)
     quantized = {m.template for m in modules if m.group is not None}
     if present is None:
-        return patterns(left_alone, among, quantized)
+        return patterns(left_alone, among, quantized, _fused_names(left_alone))
     new = [name for m in modules if m.group in schemes for name in m.names]
     kept, opened = [], set()
     for entry in present.get("ignore") or ():
@@ -99,7 +116,8 @@ def _ignore(
             opened |= {name for name in chain.from_iterable(left_alone.values()) if matches(name, entry)}
         else:
             kept.append(entry)
-    return kept + patterns(by_template(opened), among, quantized)
+    left = by_template(opened)
+    return kept + patterns(left, among, quantized, _fused_names(left))
 
 
 def _table(groups: dict[str, Any], ignore: list[str], present: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -405,7 +406,25 @@ def test_head_only_ignores_every_other_matrix(tmp_path: Path) -> None:
     checkpoint(tmp_path, llama(), llama_config())
     ignore = config_of(plan(tmp_path, recipe(HEAD)))["quantization_config"]["ignore"]
     assert r"re:^(?:.*\.)?embed_tokens$" in ignore
-    assert {rf"re:^(?:.*\.)?layers\.\d+\.self_attn\.{p}_proj$" for p in "qkvo"} <= set(ignore)
+    assert {rf"re:^(?:.*\.)?layers\.\d+\.self_attn\.{p}_proj$" for p in "kvo"} <= set(ignore)
+
+
+def test_layers_that_engines_fuse_are_reached_by_their_own_name(tmp_path: Path) -> None:
+    # SGLang's Qwen2, Qwen3 and MiMo do not say what qkv_proj is made of: it looks for that name.
+    checkpoint(tmp_path, llama(), llama_config())
+    head = config_of(plan(tmp_path, recipe(HEAD)))["quantization_config"]
+    both = config_of(plan(tmp_path, recipe(HEAD, BODY)))["quantization_config"]
+    for texts in (head["ignore"], both["config_groups"]["body"]["targets"]):
+        for name in ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.q_proj", "mlp.gate_proj"):
+            matching = [text for text in texts if re.match(text.removeprefix("re:"), f"model.layers.1.{name}")]
+            assert len(matching) == 1, name
+
+
+def test_a_layer_of_which_parts_differ_has_no_name_of_its_own(tmp_path: Path) -> None:
+    checkpoint(tmp_path, llama(), llama_config())
+    some = recipe(HEAD, 'some: {targets: ["re:.*layers.0.self_attn.(q|k)_proj"], scheme: W8A16}')
+    planned = plan(tmp_path, some, allow=("recipe.fused-differ", "plan.config"))
+    assert "qkv_proj" not in str(config_of(planned)["quantization_config"]["config_groups"])
 
 
 def test_digest_has_no_path_and_no_time(tmp_path: Path) -> None:
