@@ -3,17 +3,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCE := .cache/smollm2-135m-bf16
+ENGINES := .cache/engines
 RESULT := .cache/smollm2-135m-lm_head-w8a16
 QUANTIZE := $(BIN)/ckptkit quantize $(SOURCE) $(RESULT) --recipe recipes/lm_head-w8a16.yaml --set tie=untie --overwrite
 
-.PHONY: help demo test test-slow test-engines bench clean
+.PHONY: help demo test test-slow engines test-engines bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo       quantize the head of a real model; decode from source and result side by side'
 	@echo 'make test       lint, types, fast tests'
 	@echo 'make test-slow  the tests that take longer'
-	@echo 'make test-engines  decode SmolLM2 on the engines that are here (docs/serving.md); about ten minutes'
+	@echo 'make engines    vLLM and llama-server for a CPU, in .cache/engines: 4 GB, a quarter of an hour'
+	@echo 'make test-engines  decode SmolLM2 on the engines that are there (docs/serving.md); about ten minutes'
 	@echo 'make bench      measure speed and memory against llmcompressor'
 	@echo 'make clean      remove .venv, .cache and what tools left behind'
 
@@ -35,7 +37,17 @@ test-slow: .venv/dev.stamp
 
 test-engines: .venv/dev.stamp .venv/gguf.stamp
 	@$(BIN)/python demo/source.py $(SOURCE)
-	$(BIN)/pytest -m engine
+	$(BIN)/pytest -m engine -rs
+
+engines: $(ENGINES)/vllm/bin/python $(ENGINES)/llama/bin/llama-server
+
+# What cannot be had leaves nothing behind, so that its tests are skipped.
+$(ENGINES)/vllm/bin/python:
+	scripts/engines/vllm_cpu.sh $(ENGINES)/vllm $(PYTHON) || { rm -rf $(ENGINES)/vllm; exit 1; }
+
+$(ENGINES)/llama/bin/llama-server: .venv/bin/python
+	scripts/engines/llama_server.sh $(ENGINES)/llama || { rm -rf $(ENGINES)/llama; exit 1; }
+	$(BIN)/python demo/source.py --gguf $(ENGINES)
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/quantize.py

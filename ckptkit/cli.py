@@ -16,6 +16,7 @@ import click
 from .console import Console, Settings
 from .errors import BUG, INTERRUPTED, USAGE, Finding, Interrupted, UserError, fail, unreadable
 from .options import CONTEXT, global_options, resume_command
+from .scheduling import part_here
 
 
 class Entry(NamedTuple):
@@ -35,12 +36,16 @@ COMMANDS = {
     "unpack": Entry("Make", "Arrange the same values otherwise: FP4 codes, stacked experts."),
     "reshard": Entry("Make", "Repair an index, split or join shards, rename, drop and cast tensors."),
     "config": Entry("Make", "Repair config.json with every shard linked: set keys, or state what tensors show."),
+    "draft-vocab": Entry("Make", "Make, convert and check draft vocabularies, and cut draft heads by them."),
+    "reorder-vocab": Entry("Make", "Write a head's rows in an order of which a draft head is a view."),
     "apply": Entry("Make", "Run a plan that was written with --plan."),
+    "push": Entry("Make", "Publish a result on the Hub, as one commit, or in an object store."),
     "inspect": Entry("Look", "What a checkpoint holds, read from its headers."),
     "diff": Entry("Look", "What differs between two checkpoints: names, specs, bytes, values, configs."),
     "verify": Entry("Check", "Check a checkpoint: headers, index, config; bytes; values against a source."),
     "will-it-serve": Entry("Check", "Say whether an engine takes a checkpoint, and the first version that does."),
     "check-features": Entry("Check", "Check captured hidden states before a draft is trained on them."),
+    "bench": Entry("Check", "Time how candidates of a vocabulary-parallel head are chosen and exchanged."),
     "checks": Entry("Check", "List every check of verify and check-features, or explain one."),
     "hash": Entry("Check", "Record the digests of a checkpoint's files and tensors, or check them."),
     "recipes": Entry("Help", "List the built-in recipes, or print one."),
@@ -104,7 +109,7 @@ def cli(ctx: click.Context) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and give its exit code."""
     arguments = list(sys.argv[1:] if args is None else args)
-    settings = Settings()
+    settings = Settings(part=part_here(os.environ))
     console = Console(settings)
     # A big checkpoint is hundreds of thousands of small tuples that live to the end: no use looking through them often.
     gc.set_threshold(100_000, 50, 100)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
 from .errors import OK, Finding, UserError, fail
+from .scheduling import Part
 
 SHOWN_PER_ID = 20
 SECONDS_BETWEEN_LINES = 10.0
@@ -28,7 +29,10 @@ _ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "≠": "!=", "≤"
 
 @dataclass(slots=True)
 class Settings:
-    """The global options and the command's name, filled in while the command line is parsed."""
+    """The global options and the command's name, filled in while the command line is parsed.
+
+    ``part``: which of several workers this is, by its scheduler's variables.
+    """
 
     json: bool = False
     quiet: bool = False
@@ -37,6 +41,7 @@ class Settings:
     no_progress: bool = False
     debug: bool = False
     command: str | None = None
+    part: Part | None = None
 
 
 class Table(NamedTuple):

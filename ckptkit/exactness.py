@@ -54,7 +54,7 @@ def _fits(step: Step, source: Source) -> Iterator[bool]:
     """For each piece of the weight, whether the operation makes it without a loss."""
     op, args = operation(step.op), {**step.args, "inexact": "error"}
     for chunk in op.chunks([ref.spec for ref in step.inputs], args, _BUDGET):
-        blocks = [read_block(source, step.inputs[read.tensor], read) for read in chunk.reads]
+        blocks = [read_block(source, step.inputs[read.tensor], read) for read in chunk.plain]
         try:
             op.make(blocks, chunk, args, None, Context())
         except (Inexact, NonFinite):

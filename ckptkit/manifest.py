@@ -1,6 +1,6 @@
 """``ckptkit.json``: what was made, from what, by which plan, with which digests. A folder without it is no result.
 
-Schema 1; fields are only ever added. Everything but ``started``, ``seconds`` and the ``mtime_ns`` is equal for equal
+Schema 1; fields are only ever added. Everything but ``started``, ``seconds``, ``fetched`` and the ``mtime_ns`` is equal for equal
 plans run on equal sources.
 """
 
@@ -53,12 +53,17 @@ def manifest(
         "command": plan.command,
         "plan": plan.digest,
         "settings": dict(plan.settings),
-        "source": {"uri": source.uri, "files": source_files(plan, source)} | _others(source),
+        "source": {"uri": source.uri, **_revision(source), "files": source_files(plan, source)} | _others(source),
         "shards": sorted(shards, key=lambda record: record["name"]),
         "sidecars": dict(sorted(sidecars.items())),
         "left_out": {item.name: item.reason for item in plan.left_out},
         "dropped": {item.name: item.reason for item in plan.dropped},
     }
+
+
+def _revision(source: Source) -> dict[str, str]:
+    """The commit of a Hub repository."""
+    return {"revision": source.revision} if source.revision else {}
 
 
 def _others(source: Source) -> dict[str, Any]:
@@ -73,10 +78,18 @@ def files_read(plan: Plan) -> list[str]:
     return sorted(shards | tensors | {item.name for item in plan.sidecars if item.text is None})
 
 
-def source_files(plan: Plan, source: Source) -> dict[str, dict[str, int]]:
+def source_files(plan: Plan, source: Source) -> dict[str, dict[str, int | str]]:
     """What tells later if the source's files are still those that were read."""
     infos = ((name, source.files[name]) for name in files_read(plan))
-    return {name: {"size": info.size, "mtime_ns": info.mtime_ns} for name, info in infos}
+    return {name: {"size": info.size, **_recorded(info)} for name, info in infos}
+
+
+def _recorded(info: FileInfo) -> dict[str, int | str]:
+    """When a local file was written; what a server says of one of its own: ``sha256``, ``git`` or ``etag``."""
+    if info.tag is None:
+        return {"mtime_ns": info.mtime_ns}
+    kind, _, value = info.tag.partition(":")
+    return {kind: value}
 
 
 def environment(backend: str, device: str) -> dict[str, Any]:

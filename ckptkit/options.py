@@ -7,6 +7,7 @@ A command's own options are set by ``CKPTKIT_<COMMAND>_<OPTION>``, whatever thei
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import click
 
 from . import __version__
+from .errors import fail
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?")
 
 # The help page is the console's to print, as all else is: see ``_show_help``.
 CONTEXT: dict[str, Any] = {"help_option_names": [], "max_content_width": 100}
@@ -77,6 +81,19 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
+class Group(Command, click.Group):
+    """A command that is several, each listed in its help page."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_line(member.help)) for name, member in self.commands.items()])
+        super().format_options(ctx, formatter)
+
+
+def _first_line(help: str | None) -> str:
+    return (help or "").partition("\n")[0]
+
+
 def variable(command: str, option: click.Option) -> str:
     """The environment variable that sets a command's option: ``CKPTKIT_QUANTIZE_DRY_RUN``."""
     words = ["ckptkit", command, max(option.opts, key=len).lstrip("-")]
@@ -86,6 +103,15 @@ def variable(command: str, option: click.Option) -> str:
 def listed(texts: Iterable[str]) -> Iterator[str]:
     """The values of an option that takes several, with commas or given again."""
     return (value.strip() for text in texts for value in text.split(",") if value.strip())
+
+
+def size(text: str) -> int:
+    """Bytes: ``5GB`` is 5 x 10^9, ``5GiB`` 5 x 2^30. Raises UserError ``usage.size``."""
+    found = _SIZE.fullmatch(text.strip().upper())
+    count = found and int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " "))
+    if not count:
+        raise fail("usage.size", f"{text!r} is no size", hint="5GB is 5,000,000,000 bytes, 5GiB is 5,368,709,120")
+    return count
 
 
 def resume_command(arguments: Sequence[str]) -> str:
@@ -102,4 +128,19 @@ def command(function: Callable[..., int | None]) -> click.Command:
     """
     name = function.__name__.replace("_", "-")
     made: click.Command = click.command(name, cls=Command, context_settings=CONTEXT)(click.pass_obj(function))
+    return made
+
+
+def group(*members: click.Command) -> Callable[[Callable[[], None]], click.Command]:
+    """Make ``members`` the commands of one that has a function's name and, as its help page, its docstring."""
+
+    def made(function: Callable[[], None]) -> click.Command:
+        name = function.__name__.replace("_", "-")
+        for member in members:
+            for param in member.params:
+                if isinstance(param, click.Option) and param.envvar:
+                    param.envvar = variable(f"{name}-{member.name}", param)
+        commands = {str(member.name): member for member in members}
+        return Group(name, commands=commands, help=function.__doc__, no_args_is_help=False, context_settings=CONTEXT)
+
     return made

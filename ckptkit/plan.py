@@ -19,7 +19,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .files.header import Header, Spec, lay_out, nbytes
+from .files.header import Header, Spec, lay_out, nbytes, read_header
 
 COPY = "copy@1"
 
@@ -75,7 +75,8 @@ class Step(NamedTuple):
 class Shard:
     """One safetensors file to make. ``source`` is the file whose mode and ``__metadata__`` it keeps, if any.
 
-    ``linked`` shards are the source file as it stands: every step copies, and none is missing or moved.
+    ``linked`` shards are the source file as it stands: every step copies, and none is missing or moved. ``header`` is the text
+    of its header where that is not to be as :func:`~.files.header.lay_out` has it, but as a file had it before.
     """
 
     name: str
@@ -83,10 +84,15 @@ class Shard:
     metadata: Mapping[str, str] | None
     steps: tuple[Step, ...]
     linked: bool = False
+    header: str | None = None
 
     @cached_property
     def layout(self) -> tuple[bytes, Header]:
         """Header bytes and layout of the file to be written; not for linked shards, which keep their own."""
+        if self.header is not None:
+            text = self.header.encode()
+            head = len(text).to_bytes(8, "little") + text
+            return head, read_header(lambda start, stop: head[start:stop], len(head) + self.nbytes, self.name)
         return lay_out((spec for step in self.steps for spec in step.outputs), self.metadata)
 
     @cached_property
@@ -100,7 +106,8 @@ class Shard:
         if self.linked:
             tensors = [(ref.name, ref.dtype, ref.shape) for step in self.steps for ref in step.inputs]
             return _sha256([self.name, metadata, self.source, tensors])
-        return _sha256([self.name, metadata, [_step_key(step) for step in self.steps]])
+        header = [] if self.header is None else [self.header]
+        return _sha256([self.name, metadata, [_step_key(step) for step in self.steps], *header])
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ def lines(plan: Plan, checkpoint: Checkpoint) -> Iterator[str]:
     header = {
         "schema": SCHEMA,
         "command": plan.command,
-        "source": str(checkpoint.source.root.absolute()),
+        "source": checkpoint.source.location,
         "digest": plan.digest,
         "version": __version__,
         "settings": dict(plan.settings),
-        "shards": [[shard.name, shard.source, shard.metadata, shard.linked] for shard in plan.shards],
+        "shards": [_shard(shard) for shard in plan.shards],
         "sidecars": [[item.name, item.text] for item in plan.sidecars],
         "left_out": [[item.name, item.reason] for item in plan.left_out],
         "dropped": [[item.name, item.reason] for item in plan.dropped],
@@ -51,10 +51,15 @@ def lines(plan: Plan, checkpoint: Checkpoint) -> Iterator[str]:
     }
     if checkpoint.others:
         others = checkpoint.source.others
-        header["others"] = {key: str(other.root.absolute()) for key, other in others.items()}
+        header["others"] = {key: other.location for key, other in others.items()}
     steps = [json.dumps(_line(shard, step, checkpoint)) for shard in plan.shards for step in shard.steps]
     yield json.dumps(header | {"seal": _seal(header, steps)})
     yield from steps
+
+
+def _shard(shard: Shard) -> list[Any]:
+    header = [] if shard.header is None else [shard.header]
+    return [shard.name, shard.source, shard.metadata, shard.linked, *header]
 
 
 def _line(shard: Shard, step: Step, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def _check_origins(header: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 def _plan(header: Mapping[str, Any], steps: Mapping[str, Sequence[Step]]) -> Plan:
     return Plan(
         header["command"],
-        tuple(Shard(name, src, meta, tuple(steps[name]), linked) for name, src, meta, linked in header["shards"]),
+        tuple(Shard(name, src, meta, tuple(steps[name]), *more) for name, src, meta, *more in header["shards"]),
         tuple(Sidecar(name, text) for name, text in header["sidecars"]),
         tuple(LeftOut(name, reason) for name, reason in header["left_out"]),
         tuple(LeftOut(name, reason) for name, reason in header["dropped"]),

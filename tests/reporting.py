@@ -17,7 +17,7 @@ from ckptkit.reports.report import Report, Run, make_report, place_of, stats_of
 
 STARTED = datetime(2026, 11, 29, 20, 31, 7, 123456, UTC)
 AGREEMENT = {
-    "states": 32, "top1": 0.96875, "top5": 0.975, "top10": 0.98, "kl": 0.0012, "mean_abs": 0.01, "max_abs": 0.25,
+    "states": 32, "top1": 0.96875, "top5": 0.975, "top10": 0.98, "kl": 0.0012, "kl_reverse": 0.0013, "mean_abs": 0.01, "max_abs": 0.25,
     "flips": 1, "beyond": 0,
 }  # fmt: skip
 ENVIRONMENT = {"python": "3.11.7", "platform": "Linux x86_64", "torch": None}

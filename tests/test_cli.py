@@ -198,7 +198,11 @@ def test_a_variable_of_its_name_sets_every_option(monkeypatch: pytest.MonkeyPatc
             for option in options:
                 spelled = f"ckptkit_{name}_{max(option.opts, key=len).removeprefix('--')}".replace("-", "_").upper()
                 monkeypatch.setenv(spelled, _value(option))
-            words = ["report" if name == "schema" else "a" for p in command.params if isinstance(p, click.Argument)]
+            words = [
+                {"schema": "report", "bench": "topk"}.get(name, "a")
+                for p in command.params
+                if isinstance(p, click.Argument)
+            ]
             context = command.make_context(name, words, parent=parent)
             for option in options:
                 number += 1

@@ -207,7 +207,8 @@ class Outcome(NamedTuple):
 # The modules that hold probes (PROBES) and pages (PAGES), by level; imported when they are needed.
 _HOMES = {
     Level.STATIC: (
-        "container", "index", "config", "quantization", "shapes", "names", "files", "settings", "recipe", "lint",
+        "container", "index", "config", "vocab_order", "quantization", "shapes", "names", "files", "settings", "recipe",
+        "lint",
     ),
     Level.DATA: ("digests", "values", "tied", "provenance"),
     Level.NUMERIC: ("numeric", "heads", ".heads.pages"),

@@ -213,7 +213,7 @@ def _undeclared(own: Stack, found: list[Stack], depth: int, config: Mapping[str,
 
 
 def _without_folder(subject: Subject) -> str | None:
-    return "a single file has no config.json" if subject.checkpoint.source.root.is_file() else None
+    return "a single file has no config.json" if subject.checkpoint.source.is_single_file else None
 
 
 def _without_config(subject: Subject) -> str | None:

@@ -1,12 +1,4 @@
-"""What a converted head does to the logits, for hidden states that need no run of the model. Imports numpy.
-
-===========  ==================================================================================================
-noise        normal noise through the final norm: logits are nearly flat, so it is the severe test
-rows         rows of the source's head, as long as a hidden state: its own token wins, so rows that were lost or
-             moved show at once
-embeddings   rows of the embedding through the final norm: directions that the model knows
-===========  ==================================================================================================
-"""
+"""What a converted head does to the logits, for hidden states of :mod:`ckptkit.heads.states`. Imports numpy."""
 
 from __future__ import annotations
 
@@ -16,20 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..decode import Encoded
 from ..decode.numbers import Floats
-from ..decode.rows import decode
 from ..files.source import Source
 from .bounds import Bound
 from .compare import limits
 from .matching import Pair
-from .viewing import read, unpacked, values
+from .viewing import rows_of, unpacked, values
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
+Ids = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 ROWS = 1024  # of a head, multiplied at once
 TOP = 10
-STATES = {"noise": 32, "rows": 64, "embeddings": 32}
 
 # Errors of rounding are independent, so a logit's is nearly normal. A flip that needs more than so many standard
 # deviations is no rounding.
@@ -55,54 +44,34 @@ class Agreement(NamedTuple):
     worst: tuple[int, int] | None
 
 
-def noise(norm: Floats) -> Floats:
-    x = np.random.default_rng(0).standard_normal((STATES["noise"], len(norm)), np.float32)
-    return normalized(x, norm)
-
-
-def normalized(x: Floats, norm: Floats) -> Floats:
-    """Through an RMS norm of that weight."""
-    found: Floats = x / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + np.float32(1e-12)) * norm
-    return found
-
-
-def as_long(x: Floats, states: Floats) -> Floats:
-    """``x`` with rows as long as those of ``states`` are in the mean; rows of zeros stay."""
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
-    found: Floats = x * (np.linalg.norm(states, axis=1).mean() / np.maximum(lengths, np.float32(1e-30)))
-    return found
-
-
-def picked(weight: Encoded, source: Source, kind: str) -> Floats:
-    """Rows of a weight, evenly spread, the first and the last among them: as many as there are states of the kind."""
-    count = min(STATES[kind], weight.rows)
-    places = sorted({round(at * (weight.rows - 1) / max(count - 1, 1)) for at in range(count)})
-    return np.concatenate([decode(weight, row, row + 1, read(weight, source, row, row + 1)) for row in places])
-
-
 def agreements(
-    pair: Pair, made: Source, source: Source, bound: Bound, kinds: Mapping[str, Floats]
+    pair: Pair, made: Source, source: Source, bound: Bound, kinds: Mapping[str, Floats], rows: Ids | None = None
 ) -> dict[str, Agreement]:
-    """How far the head agrees with its source, by kind of hidden states [states, width]."""
+    """How far the head agrees with its source, by kind of hidden states [states, width].
+
+    ``rows`` [tokens]: the row of each token, of a head whose rows were put in another order than its source's.
+    """
     states = np.concatenate(list(kinds.values()))
     seen: Seen | None = None
-    for start in range(0, pair.made.rows, ROWS):
-        stop = min(start + ROWS, pair.made.rows)
+    for start in range(0, pair.source.rows, ROWS):
+        stop = min(start + ROWS, pair.source.rows)
         theirs = states @ values(pair.source, source, start, stop).T
-        mine = states @ values(pair.made, made, start, stop).T
-        seen = _seen(start, theirs, mine) if seen is None else _both(seen, _seen(start, theirs, mine))
+        same = values(pair.made, made, start, stop) if rows is None else rows_of(pair.made, made, rows[start:stop])
+        part = _seen(start, theirs, states @ same.T)
+        seen = part if seen is None else _both(seen, part)
     assert seen is not None
-    explained = _explained(seen, states, lambda token: _row_limits(pair, made, bound, token))
+    explained = _explained(seen, states, lambda token: _row_limits(pair, made, bound, token, rows))
     found, at = {}, 0
-    for kind, part in kinds.items():
-        chosen = slice(at, at + len(part))
+    for kind, some in kinds.items():
+        chosen = slice(at, at + len(some))
         found[kind] = _agreement(Seen._make(field[chosen] for field in seen), explained[chosen])
-        at += len(part)
+        at += len(some)
     return found
 
 
-def _row_limits(pair: Pair, made: Source, bound: Bound, row: int) -> Floats:
-    """How far each number of a row may be off."""
+def _row_limits(pair: Pair, made: Source, bound: Bound, token: int, rows: Ids | None) -> Floats:
+    """How far each number of a token's row may be off."""
+    row = token if rows is None else int(rows[token])
     found: Floats = limits(unpacked(pair.made, made, row, row + 1), bound)[0]
     return found
 

@@ -203,7 +203,7 @@ def _template_fault(source: Source, file: str, text: str) -> Finding | None:
 
 
 def _without_folder(subject: Subject) -> str | None:
-    return "a single file has nothing beside it" if subject.checkpoint.source.root.is_file() else None
+    return "a single file has nothing beside it" if subject.checkpoint.source.is_single_file else None
 
 
 _probe = partial(Probe, level=Level.STATIC, unfit=_without_folder)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..decode import Encoded, dense
 from ..errors import Finding
 from ..families import Kind, classifier, config_value, embedding_of
 from ..files.checkpoint import Checkpoint
 from ..files.header import FLOATS
+from ..heads.head import find_head
 from ..stored import split_name
+from ..vocab.order_file import read_order
 from . import Level, Page, Probe, Seen, Subject
 from .bounds import bound
 from .matching import Pair
@@ -18,6 +20,7 @@ from .numeric import arithmetic_of
 
 if TYPE_CHECKING:
     from ..decode.numbers import Floats
+    from ..vocab.order import Order
     from .fidelity import Agreement
 
 # Names of the final norm beside the embedding, and model types whose norms add one to their weight.
@@ -25,13 +28,25 @@ _NORMS = ("norm", "final_layernorm", "ln_f", "norm_f", "final_norm")
 _CENTERED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_next", "qwen3_5", "qwen3_5_moe"})
 
 
-def _heads(subject: Subject) -> list[Pair]:
-    """The heads that were converted, but for those that lie transposed in one of the two."""
+class Converted(NamedTuple):
+    """A head and its source. ``order``: how its rows were put in another order, where they were."""
+
+    pair: Pair
+    order: Order | None = None
+
+
+def _heads(subject: Subject) -> list[Converted]:
+    """The heads that were converted, but for those that lie transposed in one of the two; or the reordered one."""
     if subject.against is None:
         return []
+    order = read_order(subject.checkpoint.source)
+    if order is not None:
+        pair = Pair(find_head(subject.checkpoint).view, find_head(subject.against).view)
+        comparable = pair.made.shape == pair.source.shape and order.n_rows == pair.made.rows
+        return [Converted(pair, order)] if comparable and read_order(subject.against.source) is None else []
     classify = classifier(subject.config)
     return [
-        pair
+        Converted(pair)
         for pair in subject.matched.pairs
         if classify(f"{split_name(pair.made.name)[0]}.weight", (1, 1)) is Kind.HEAD
         and not (pair.made.turned or pair.source.turned)
@@ -41,32 +56,28 @@ def _heads(subject: Subject) -> list[Pair]:
 def _fidelity(subject: Subject) -> Seen:
     findings: list[Finding] = []
     figures: dict[str, Any] = {}
-    for pair in _heads(subject):
-        found = _agreements(pair, subject)
-        figures[pair.made.name] = {kind: agreement._asdict() for kind, agreement in found.items()}
-        findings += [_finding(pair, kind, agreement) for kind, agreement in found.items() if agreement.beyond]
+    for head in _heads(subject):
+        name = head.pair.made.name
+        found = _agreements(head, subject)
+        figures[name] = {kind: agreement._asdict() for kind, agreement in found.items()}
+        findings += [_finding(head.pair, kind, agreement) for kind, agreement in found.items() if agreement.beyond]
     states = sum(kind["states"] for kinds in figures.values() for kind in kinds.values())
     return Seen(findings, states, {"heads": figures})
 
 
-def _agreements(pair: Pair, subject: Subject) -> Mapping[str, Agreement]:
-    import numpy as np
-
-    from .fidelity import agreements, as_long, noise, normalized, picked
+def _agreements(head: Converted, subject: Subject) -> Mapping[str, Agreement]:
+    from ..heads.states import kinds_of
+    from .fidelity import agreements
 
     assert subject.against is not None
-    source = subject.against.source
-    embedding, norm = _embedding(subject.against), final_norm(subject.against, pair.source.cols)
-    norm = np.ones(pair.source.cols, np.float32) if norm is None else norm
-    kinds = {"noise": noise(norm)}
-    kinds["rows"] = as_long(picked(pair.source.stored, source, "rows"), kinds["noise"])
-    if embedding is not None and embedding.cols == pair.source.cols:
-        kinds["embeddings"] = normalized(picked(embedding, source, "embeddings"), norm)
+    pair, source = head.pair, subject.against.source
+    kinds = kinds_of(subject.against, pair.source, subject.options.get("hidden"))
     limit = bound(pair.made.stored, pair.source.stored, arithmetic_of(subject.manifest))
-    return agreements(pair, subject.checkpoint.source, source, limit, kinds)
+    rows = head.order and head.order.token_to_row
+    return agreements(pair, subject.checkpoint.source, source, limit, kinds, rows)
 
 
-def _embedding(source: Checkpoint) -> Encoded | None:
+def embedding(source: Checkpoint) -> Encoded | None:
     """The token embedding, if it is dense."""
     module = embedding_of(source.tensors, source.config)
     ref = source.tensors.get(f"{module}.weight")
@@ -120,8 +131,9 @@ PAGES = (
         "Logits of the source's head and of the converted one are compared for hidden states that need no run of the "
         "model: normal noise through the final norm (nearly flat logits, the severe test), rows of the head itself "
         "(their own token must win, so rows that were lost or moved show), and rows of the embedding through the final "
-        "norm. States of real text are not made: no model is run. The report gives for each kind how often the first, "
-        "and how many of the first five and ten tokens agree, the KL divergence both ways in nats, the mean and the "
+        "norm. No model is run: states of real text are those of --hidden FILE. A head whose rows were put in another "
+        "order is compared token by token. The report gives for each kind how often the first, and how many of the "
+        "first five and ten tokens agree, the KL divergence both ways in nats, the mean and the "
         "largest difference of a logit, and how often the first token flips. A flip is a near-tie if the margin in the "
         "source is within 8 standard deviations of what independent rounding errors within the format's bound do to "
         "the two logits; beyond that it is an error.",

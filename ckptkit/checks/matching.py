@@ -20,6 +20,7 @@ from ..files.header import FLOATS
 from ..naming.renaming import rename, rename_rule
 from ..plan import Ref
 from ..stored import COMPANIONS, WEIGHTS, split_name
+from ..vocab.marks import REORDERED, is_declared
 from . import Subject
 from .bounds import same_numbers
 from .stacked import BARE, Held, Parts, expanded, stated
@@ -72,6 +73,8 @@ def match(subject: Subject) -> Matched:
     assert subject.against is not None
     manifest = subject.manifest or {}
     made, source = _side(subject.checkpoint, {}), _side(subject.against, _renamed(subject.against, manifest))
+    if is_declared(made.config) and not is_declared(source.config):
+        made, source = _without_head(made), _without_head(source)  # its rows are head.order's to compare
     source = source._replace(unscaled=_settings(manifest).get("missing_scale") == "one")
     known = stated(made.config, source.config, manifest)
     mine, theirs = (expanded(a.modules, b.modules, known) for a, b in ((made, source), (source, made)))
@@ -102,6 +105,12 @@ def _side(checkpoint: Checkpoint, names: Mapping[str, str]) -> Side:
     config = checkpoint.config or {}
     embedding = embedding_of((f"{name}.weight" for name, parts in modules.items() if BARE not in parts), config)
     return Side(modules, config, _packing(checkpoint), embedding, embedding and head_of(embedding))
+
+
+def _without_head(side: Side) -> Side:
+    """All but the head, in an order of its own or in that of tokens."""
+    heads = {side.head, f"{side.head}.{REORDERED}"}
+    return side._replace(modules={name: parts for name, parts in side.modules.items() if name not in heads})
 
 
 def _packing(checkpoint: Checkpoint) -> Callable[[str], Packing]:

@@ -15,6 +15,7 @@ from ..families import Kind, config_value
 from ..families.config import model_types
 from ..naming.names import unwrapped
 from ..naming.regexes import compiled
+from ..vocab.marks import KEY
 from .declarations import Declaration, Excluded, excluded, excluded_entries
 from .expected import Expected, block_of
 from .weights import Weight
@@ -107,6 +108,8 @@ def _fp8(weight: Weight, table: Mapping[str, Any], file: str, listed: Excluded, 
         if experts == "fp4":
             return Reading(True, f"{file} declares experts in FP4", (Expected("FP4", frozenset({"fp4"})),))
     block = block_of(table.get("weight_block_size"))
+    if block is not None and _has_expanded(weight, config):
+        block = (1, block[1])
     if block is not None:
         label = f"FP8 with one scale a block of {block[0]}x{block[1]}"
         expected = _FP8_ONLY._replace(label=label, strategy="block", block=block)
@@ -115,6 +118,14 @@ def _fp8(weight: Weight, table: Mapping[str, Any], file: str, listed: Excluded, 
     if weight.quantized:
         return Reading(True, f"{file} declares fp8", (expected,))
     return Reading(_is_projection(weight) or None, f"{file} declares fp8")
+
+
+def _has_expanded(weight: Weight, config: Mapping[str, Any]) -> bool:
+    """Whether this is a head in an order of its own, whose rows each got the scales of their block."""
+    match config.get(KEY):
+        case {"head": {"called": called, "expanded_blocks": int(rows)}}:
+            return rows > 0 and weight.name == called
+    return False
 
 
 def _is_projection(weight: Weight) -> bool:

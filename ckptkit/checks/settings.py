@@ -8,9 +8,11 @@ from typing import Any
 
 from ..comparing.config_diff import flat, same, shown
 from ..errors import Finding
-from ..files.checkpoint import CONFIG
+from ..files.checkpoint import CONFIG, Checkpoint
 from ..layout_config import KEY, original
+from ..vocab.marks import KEPT, is_declared, unmarked
 from . import Level, Page, Probe, Seen, Subject
+from .sidecars import Sidecars
 
 ID = "config.differs"
 # What a conversion changes by right, and what says who wrote the file. Other checks look at the former.
@@ -22,12 +24,15 @@ _FREE = frozenset({
 
 def _settings(subject: Subject) -> Seen:
     assert subject.against is not None
-    before, after = _leaves(subject.against.config or {}), _leaves(subject.config)
+    before, after = _leaves(subject.against), _leaves(subject.checkpoint)
     return Seen([*_differences(before, after)], len(before))
 
 
-def _leaves(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys by dotted path with their values, as they were before ``ckptkit unpack`` changed the layout."""
+def _leaves(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Keys by dotted path with their values, as they were before ckptkit changed the layout or the order of the head."""
+    config = checkpoint.config or {}
+    if is_declared(config):
+        config = unmarked(config, Sidecars(checkpoint.source).table(KEPT))
     return {key: value for key, value in flat(original(config)) if _FREE.isdisjoint(key.split("."))}
 
 

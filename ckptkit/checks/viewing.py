@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..decode import Encoded, spans
@@ -29,6 +31,16 @@ def values(view: View, source: Source, start: int, stop: int) -> Floats:
     """Rows [start, stop), float32."""
     found = unpacked(view, source, start, stop)
     return found.numbers if view.turned or view.stored.scale is None else scaled(found)
+
+
+def rows_of(view: View, source: Source, rows: np.ndarray[Any, Any]) -> Floats:
+    """Rows in any order, float32 [len(rows), cols]; those that lie one after the other are read together."""
+    order = np.argsort(rows)
+    found = np.empty((len(rows), view.cols), np.float32)
+    for run in np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1):
+        if len(run):
+            found[run] = values(view, source, int(rows[run[0]]), int(rows[run[-1]]) + 1)
+    return found
 
 
 def unpacked(view: View, source: Source, start: int, stop: int) -> Unpacked:

@@ -11,6 +11,7 @@ from ..checks import Page, pages, pages_of
 from ..console import Console, Table
 from ..features.pages import PAGES as FEATURES
 from ..options import command
+from ..vocab.pages import PAGES as DRAFT_VOCAB
 
 WIDTH = 100
 
@@ -18,7 +19,7 @@ WIDTH = 100
 @command
 @click.argument("id", required=False)
 def checks(console: Console, id: str | None) -> None:
-    """List every check of `ckptkit verify` and `ckptkit check-features`, or explain one.
+    """List every check of `ckptkit verify`, `check-features` and `draft-vocab check`, or explain one.
 
     ID is a check's id; a family (index) or a glob (config.quant-*) lists the checks that it names.
 
@@ -40,7 +41,7 @@ def checks(console: Console, id: str | None) -> None:
 
 def all_pages() -> dict[str, Page]:
     """Every page by id, sorted."""
-    return {page.id: page for page in sorted([*pages().values(), *FEATURES])}
+    return {page.id: page for page in sorted([*pages().values(), *FEATURES, *DRAFT_VOCAB])}
 
 
 def page_data(page: Page) -> Mapping[str, str]:

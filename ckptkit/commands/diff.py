@@ -49,9 +49,10 @@ class Asked(NamedTuple):
 def diff(console: Console, a: str, b: str, patterns: tuple[str, ...], **given: Any) -> int:
     """Show what differs between two checkpoints, whatever their sharding. Exit code 1 if anything does.
 
-    A and B are folders or .safetensors files. Levels, each with those before it: names only here or there; specs:
-    dtypes and shapes; digests: bytes, read only where ckptkit.json does not know them; values: floats compared
-    as float32, whatever their dtypes, and equal within the tolerance |a - b| <= atol + rtol * |a|.
+    A and B are folders, .safetensors files, Hub repositories or URLs. Levels, each with those before it: names only
+    here or there; specs: dtypes and shapes; digests: bytes, read only where ckptkit.json does not know them;
+    values: floats compared as float32, whatever their dtypes, and equal within the tolerance |a - b| <= atol + rtol
+    * |a|.
 
     A PATTERN (a name in A or B, a glob, or re: and a regex) restricts what is compared to the tensors that it
     matches; config.json and tokenizer files are compared when there is none. A RULE is OLD=NEW, whole parts of a name

@@ -21,7 +21,7 @@ from ..errors import Finding, UserError, fail
 from ..exactness import inexact
 from ..execute import preflight
 from ..files.checkpoint import CONFIG, Checkpoint, joined, open_checkpoint
-from ..files.source import Source, open_source
+from ..files.source import Source, open_source, short_name
 from ..files.torch_file import STATE, is_training_state, open_training_state
 from ..options import command
 from ..plan import COPY, Plan
@@ -104,7 +104,7 @@ def _here() -> str:
 def _beside(src: str) -> str:
     """``./<name>-dspark``; beside the source where that would lie in it."""
     source, here = Path(src).resolve(), Path.cwd()
-    name = f"{source.name.removesuffix('.safetensors')}-dspark"
+    name = f"{short_name(src)}-dspark"
     return f"./{name}" if source not in (here, *here.parents) else os.path.relpath(source.parent / name)
 
 

@@ -74,7 +74,7 @@ def hash(
 
 
 def _record(console: Console, source: Source, per_tensor: bool, overwrite: bool, jobs: int) -> int:
-    if source.revision or not source.root.is_dir():
+    if source.is_remote or not source.root.is_dir():
         raise fail("usage.arguments", f"{source.uri} is no folder to write {SUMS} into", hint="give its folder")
     written = [SUMS, TENSORS] if per_tensor else [SUMS]
     there = [name for name in written if name in source.files]

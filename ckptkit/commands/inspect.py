@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
@@ -11,8 +11,9 @@ import click
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_parameters
 from ..drafts.costs import amounts, costs
 from ..errors import fail
+from ..execute import fetched
 from ..files.checkpoint import Checkpoint, open_checkpoint
-from ..files.source import open_source
+from ..files.source import Source, open_source
 from ..files.torch_file import open_draft
 from ..inspecting.inspection import GROUPS, ModuleRow, Summary, Total, grouped, summarize
 from ..naming.patterns import meant, pattern
@@ -39,7 +40,7 @@ def inspect(
 ) -> None:
     """Show what a checkpoint holds, read from its headers.
 
-    SRC is a folder or a .safetensors file. A PATTERN (a tensor's name, a glob, or re: and a regex) restricts what is
+    SRC is a folder, a .safetensors file, a Hub repository or a URL. A PATTERN (a tensor's name, a glob, or re: and a regex) restricts what is
     looked at to the tensors that it matches. With --group layer every layer is one line; with --group module all
     modules whose names differ in numbers only. --draft counts the layers that draft tokens: those of a target, or of a
     draft by itself.
@@ -50,29 +51,40 @@ def inspect(
       ckptkit inspect ./model --group module
       ckptkit inspect ./model '*lm_head*' '*embed_tokens*' --tensors
       ckptkit inspect ./DeepSeek-V4-Flash-DSpark --draft --cards 16
+      ckptkit inspect deepseek-ai/DeepSeek-V4-Flash
       ckptkit inspect ./model --json | jq .quantization
     """
     _check_options(patterns, **{"--tensors": list_tensors, "--group": bool(group), "--draft": draft})
     with open_source(src) as source:
         checkpoint = open_draft(source) if draft else open_checkpoint(source)
+        where, title = _where(src, source)
     if draft:
         found = costs(checkpoint)
-        data, human = page_data(found, cards), page_lines(src, found, cards)
-        console.result({"source": src, **data}, human, [str(amounts(found)[0].bytes)], checkpoint.warnings)
+        data, human = page_data(found, cards), page_lines(title, found, cards)
+        console.result({**where, **data}, human, [str(amounts(found)[0].bytes)], checkpoint.warnings)
         return
     tensors = _matching(checkpoint, patterns)
     if list_tensors:
         data = {"tensors": [_tensor_data(ref) for ref in tensors]}
         table = Table(("tensor", "dtype", "shape", "bytes", "shard"), [_tensor_row(ref) for ref in tensors], "<<<><")
-        console.result({"source": src, **data}, [table], [ref.name for ref in tensors], checkpoint.warnings)
+        console.result({**where, **data}, [table], [ref.name for ref in tensors], checkpoint.warnings)
     elif group:
         totals = grouped(checkpoint, tensors, group)
-        data = {"source": src, "group": group, "groups": [total._asdict() for total in totals]}
+        data = {**where, "group": group, "groups": [total._asdict() for total in totals]}
         console.result(data, [_totals_table(group, totals)], [total.key for total in totals], checkpoint.warnings)
     else:
         summary = summarize(checkpoint, tensors)
-        human = summary_lines(src, summary)
-        console.result({"source": src, **summary_data(summary)}, human, summary.architectures, summary.warnings)
+        human = summary_lines(title, summary)
+        console.result({**where, **summary_data(summary)}, human, summary.architectures, summary.warnings)
+
+
+def _where(src: str, source: Source) -> tuple[dict[str, Any], str]:
+    """The source for programs and for people: as it was named; one on a server with its commit and what was fetched."""
+    if not source.stores:
+        return {"source": src}, src
+    told = fetched(source)
+    cost = f"{fmt_bytes(told['bytes'])} in {fmt_count(told['requests'], 'request')}"
+    return {"source": src, "uri": source.uri, "revision": source.revision, "fetched": told}, f"{source.uri}  ({cost})"
 
 
 def _check_options(patterns: Sequence[str], **views: bool) -> None:
@@ -125,6 +137,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         "tied": summary.tied,
         "drafts": [total._asdict() for total in summary.drafts],
         "declared_drafts": dict(summary.declared_drafts),
+        "vocab_order": summary.vocab_order,
     }
 
 
@@ -147,6 +160,8 @@ def summary_lines(src: str, summary: Summary) -> Iterator[str | Table]:
     )
     if summary.whole or summary.heads:
         yield f"head          {_head_line(summary)}"
+    if summary.vocab_order:
+        yield f"order         {_order_line(summary.vocab_order)}"
     if summary.whole or summary.drafts:
         yield f"drafts        {_drafts_line(summary)}"
     yield ""
@@ -154,6 +169,13 @@ def summary_lines(src: str, summary: Summary) -> Iterator[str | Table]:
     if any(row.declared or row.stored not in {"BF16", "F16", "F32", "F64"} for row in summary.modules):
         yield ""
         yield _modules_table(summary.modules)
+
+
+def _order_line(facts: Mapping[str, Any]) -> str:
+    """Of a head in draft-view order, which no engine loads that does not read the order."""
+    slices, counts, rule = facts.get("slices"), facts.get("slice_list_rows"), facts.get("rule")
+    engine = rule.get("engine") if isinstance(rule, Mapping) else None
+    return f"draft-view order for {slices} slices, rule {engine}; list rows by slice {counts}; --inverse undoes it"
 
 
 def _quantization_line(summary: Summary) -> str:

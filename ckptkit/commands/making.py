@@ -19,25 +19,42 @@ import click
 from .. import plan_file
 from ..console import Console, Table, fmt_bytes, fmt_count, fmt_duration
 from ..errors import OK, Finding, UserError, fail
-from ..execute import Options, Result, copied, execute, not_linked, peak_memory, preflight, space
+from ..execute import Options, Result, copied, execute, not_linked, peak_memory, preflight, space, to_fetch
+from ..execute.parts import clear
 from ..files.checkpoint import CONFIG, Checkpoint
 from ..files.source import DANGLING, Source
 from ..naming.names import Matcher
 from ..naming.patterns import nearest
-from ..options import listed, resume_command
+from ..options import listed, resume_command, size
 from ..plan import Plan
+from ..planners.ordered import not_carried
+from ..remote.push import Destination, destination
+from .parted import PART_OPTIONS, make_on_ray, make_part, part_asked, told_of_part
+from .push import in_the_way, push_made, pushed_data, pushed_text
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
 
 
+class Cluster(NamedTuple):
+    """How the work is divided: a ``part`` as it was asked for, the executor, and where its cluster is."""
+
+    part: str | None = None
+    executor: str = "local"
+    address: str | None = None
+
+
 class How(NamedTuple):
-    """The common options of a command that makes files."""
+    """The common options of a command that makes files; ``made`` is what joins the manifest if parts were gathered,
+    ``push`` where the result is published."""
 
     dry_run: bool
     plan_path: str | None
     include: tuple[str, ...]
     allow: frozenset[str]
     options: Options
+    cluster: Cluster = Cluster()
+    made: Mapping[str, Any] | None = None
+    push: Destination | None = None
 
 
 def make_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -45,11 +62,17 @@ def make_options(function: Callable[..., None]) -> Callable[..., None]:
 
     def collected(*args: Any, dry_run: bool, plan_path: str | None, include: Any, allow: Any, **rest: Any) -> None:
         run = {key: rest.pop(key) for key in ("jobs", "device", "link", "hash", "resume", "overwrite")}
+        limit = rest.pop("cache_limit")
+        cluster = Cluster(*(rest.pop(key) for key in Cluster._fields))
+        push = rest.pop("push")
+        _check_cluster(cluster, push)
         _check_options(plan_path, **run)
         allowed = frozenset(listed(allow))
         _check_allow(allowed)
+        run["cache_limit"] = None if limit is None else _cache_limit(limit, run["link"])
         options = Options(**run, verify=not rest.pop("no_verify"), resume_command=resume_command(sys.argv[1:]))
-        function(*args, how=How(dry_run, plan_path, include, allowed, options), **rest)
+        how = How(dry_run, plan_path, include, allowed, options, cluster, push=destination(push) if push else None)
+        function(*args, how=how, **rest)
 
     collected.__name__, collected.__doc__ = function.__name__, function.__doc__
     collected.__dict__.update(function.__dict__)
@@ -66,10 +89,15 @@ _OPTIONS: Sequence[Callable[[Callable[..., None]], Callable[..., None]]] = (
     click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4)."),
     click.option("--device", default="cpu", metavar="cpu|cuda[:N]", help="Where to compute (default: cpu)."),
     click.option("--link", type=LINKS, default="auto", help="How untouched shards get to OUT (default: auto)."),
+    click.option(
+        "--cache-limit", metavar="SIZE", help="Leave at most SIZE of fetched shards in the Hub cache: 50GB, 0."
+    ),
     click.option("--hash", type=click.Choice(["xxh3", "sha256"]), default="xxh3", help="sha256: SHA256SUMS too."),
     click.option("--include", multiple=True, metavar="PATTERN", help="Take along a file that would be left out."),
     click.option("--allow", multiple=True, metavar="ID[,ID]", help="Pass over refusals of these ids."),
     click.option("--no-verify", is_flag=True, help="Skip the check of what was written."),
+    click.option("--push", metavar="DESTINATION", help="Then publish it, as `ckptkit push` does."),
+    *PART_OPTIONS,
 )
 
 
@@ -85,10 +113,30 @@ def _check_options(plan_path: str | None, *, device: str, resume: bool, overwrit
         raise fail("usage.device", f"--device {device}: neither cpu nor cuda", hint="--device cpu, --device cuda:0")
 
 
+def _check_cluster(cluster: Cluster, push: str | None) -> None:
+    """Raises UserError (``usage.arguments``) for options of which one makes the other pointless."""
+    if cluster.part and cluster.executor != "local":
+        message = "--part is a share of the work for this worker, --executor ray gives out all of it"
+        raise fail("usage.arguments", message, hint="one of them")
+    if cluster.part and push:
+        message = "--push is for the whole result, and --part makes a part of it"
+        raise fail("usage.arguments", message, hint=f"ckptkit apply --finish OUT --push {push}")
+    if cluster.address and cluster.executor == "local":
+        raise fail("usage.arguments", "--address is about a Ray cluster", hint="--executor ray")
+
+
+def _cache_limit(text: str, link: str) -> int:
+    """Raises UserError (``usage.arguments``) for what is no size, and where links would lead nowhere."""
+    if link == "symlink":
+        message = "--cache-limit removes files from the cache, and --link symlink makes links to them"
+        raise fail("usage.arguments", message, hint="--link hard")
+    return 0 if text == "0" else size(text)
+
+
 # What ids begin with that are of no check, or all of such an id.
 _OTHERS = frozenset({
     "plan", "recipe", "decode", "dequantize", "unpack", "draft", "extract", "attach", "source", "output", "usage", "data",
-    "confidence-head-missing", "target-mismatch",
+    "vocab", "confidence-head-missing", "target-mismatch",
 })  # fmt: skip
 
 
@@ -140,31 +188,50 @@ def make(
     """
     source = checkpoint.source
     _check_include(source, how.include)
+    if disordered := list(not_carried(checkpoint, plan)):
+        raise UserError(disordered)
     if how.plan_path:
         _write_plan(plan, checkpoint, how.plan_path)
     blocked = preflight(plan, source, out, how.options) if out else []
+    blocked += in_the_way(how.push, out) if out and how.push else []
     told_of = [_filled_in(finding, source, str(out) if out else None) for finding in warnings]
     warnings = [*told_of, *_dangling(source), *_unused(how.allow, warnings)]
     if out and not blocked:
         warnings += not_linked(plan, source, out, how.options)
     if how.dry_run:
-        _show_plan(console, checkpoint, plan, out, how, warnings, blocked, told)
+        mine = [told_of_part(plan, part_asked(console, how.cluster.part))] if how.cluster.part else []
+        mine += [f"push    {how.push.uri}"] if how.push else []
+        _show_plan(console, checkpoint, plan, out, how, warnings, blocked, [*told, *mine])
         return
     if out is None:
         raise fail("usage.arguments", "OUT is missing", hint=f"ckptkit {plan.command} {quote(source.uri)} OUT …")
+    if how.cluster.part:
+        part = part_asked(console, how.cluster.part)
+        make_part(console, checkpoint, plan, out, part, how.options, how.allow, blocked)
+        return
     if blocked:
         raise UserError(blocked)
     console.warn(warnings)
-    extra = {"allowed": sorted(how.allow)}
+    if how.cluster.executor == "ray":
+        gathered = make_on_ray(console, checkpoint, plan, out, how.options, how.cluster.address)
+        how = how._replace(options=replace(how.options, resume=True), made=gathered)
+    extra = dict(how.made or {})
+    extra["allowed"] = sorted({*how.allow, *extra.get("allowed", ())})
     found: list[Finding] = []
     options = replace(how.options, check=partial(_problems, checkpoint, plan, how, found))
     with console.progress(plan.command) as progress:
         result = execute(plan, source, out, options, progress, extra)
-    data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint)}
+    if how.made is not None:
+        clear(out)
+    data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint), "fetched": result.fetched}
     findings = [*warnings, *found] if console.settings.json else found
     human = [*told, *_result_text(result, plan), *_left_out(plan, console.settings.verbose)]
+    if how.push:
+        pushed = push_made(console, out, how.push, how.options.jobs)
+        data["pushed"] = pushed_data(pushed)
+        human += pushed_text(pushed)
     console.result(data, human, [str(result.path)], findings)
-    if how.options.link == "auto":
+    if how.options.link == "auto" and not source.stores:
         _hint_at_links(console, result.bytes_copied - sum(copied(plan, source, out, "hard")))
 
 
@@ -323,6 +390,8 @@ def _size_lines(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) 
     yield f"output  {fmt_bytes(size)} ({size:,} bytes)"
     if out is not None:
         needed, free = space(plan, checkpoint.source, out, how.options)
+        if checkpoint.source.stores:
+            yield f"fetch   {fmt_bytes(to_fetch(plan, checkpoint.source))} from {checkpoint.source.uri}"
         yield f"space   {fmt_bytes(needed)} ({needed:,} bytes) to write, {fmt_bytes(free)} free"
     yield f"memory  about {fmt_bytes(peak_memory(plan, how.options))} at the peak"
 
@@ -353,5 +422,7 @@ def _result_text(result: Result, plan: Plan) -> Iterator[str]:
     shards, clock = fmt_count(result.shards, "shard"), fmt_duration(result.seconds)
     yield f"{result.path}  {shards} ({how}) in {clock}  plan sha256 {plan.digest[:16]}"
     yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}"
+    if result.fetched:
+        yield f"fetched {fmt_bytes(result.fetched['bytes'])} in {fmt_count(result.fetched['requests'], 'request')}"
     if result.resumed:
         yield f"{fmt_count(result.resumed, 'shard')} finished by an earlier run"

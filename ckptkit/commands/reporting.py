@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ..checks import Outcome, Page
-from ..console import Console
+from ..console import Console, Table
 from ..errors import FOUND, OK, fail
 from ..naming.patterns import nearest
 from ..options import listed
@@ -94,7 +94,7 @@ def tell(
     outcome: Outcome,
     asked: ReportOptions,
     not_run: Collection[str],
-    lines: Collection[str] = (),
+    lines: Collection[str | Table] = (),
 ) -> None:
     """Print the report; in the form for people with ``lines`` after it, and the findings on stderr."""
     allowed = asked.allowed

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ..console import Console
-from ..errors import fail
 from ..files.mending import open_mended
 from ..files.source import open_source
 from ..naming.renaming import rename_rule
-from ..options import command
+from ..options import command, size
 from ..planners.reshard import Changes, cast_rule, plan_reshard
 from .making import How, make, make_options, output_problems_too
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?")
-
-
-def size(text: str) -> int:
-    """Bytes: ``5GB`` is 5 x 10^9, ``5GiB`` 5 x 2^30. Raises UserError ``usage.size``."""
-    found = _SIZE.fullmatch(text.strip().upper())
-    count = found and int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " "))
-    if not count:
-        raise fail("usage.size", f"{text!r} is no size", hint="5GB is 5,000,000,000 bytes, 5GiB is 5,368,709,120")
-    return count
 
 
 @command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import shutil
 import signal
@@ -15,24 +14,25 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..checks import Level, Outcome, Result, Subject
 from ..checks.lint import choose
-from ..console import Console
+from ..console import Console, Table
 from ..errors import ENGINE, Finding, UserError, fail
 from ..files.checkpoint import Checkpoint, open_checkpoint
 from ..files.source import open_source
 from ..manifest import environment, read_manifest
 from ..reports.report import Place, Report, Run, make_report, place_of, stats_of
-from ..serving import client, matrix, recording, reference, telling
-from ..serving.cell import Also, Cell, Setting
-from ..serving.engine import NONE, Engine, Launch, Method, Server, engine
-from ..serving.evaluate import evaluation
+from ..serving import matrix, recording, reference, telling
+from ..serving.cell import Also, Cell, Ran, Setting
+from ..serving.engine import NONE, Launch, Server
+from ..serving.evaluate import Evaluation, evaluation
 from ..serving.prompts import prompts
-from ..serving.speculative import method_name, parse, resolved
+from ..serving.speculative import resolved
 from .reporting import exit_code, tell, write_files
 from .serving import How
+from .serving_job import Job, drafts_of, is_folder, is_local, job_of
 
 if TYPE_CHECKING:
     from .verify import Asked
@@ -40,18 +40,7 @@ if TYPE_CHECKING:
 Looked = tuple[Subject, Outcome]
 Look = Callable[["Asked", str, contextlib.ExitStack], Looked]
 
-_LABEL = re.compile(r"([\w.+-]+)=(.+)")
 _ORDER = ("ok", "skip", "warn", "fail")  # of results, the worst last
-
-
-class Job(NamedTuple):
-    """What is asked for: the options, checkpoints by label (their paths), the engine and the ways to speculate."""
-
-    asked: Asked
-    how: How
-    paths: Mapping[str, str]
-    engine: Engine
-    methods: Sequence[Method]
 
 
 def serve(
@@ -59,20 +48,23 @@ def serve(
 ) -> int:
     """Check, serve and judge; the exit code. ``look`` runs the checks of one checkpoint, unless told not to."""
     began, started = time.monotonic(), datetime.now(UTC)
-    job = _job(ckpts, asked, how)
+    job = job_of(ckpts, asked, how)
     also = _also(how)
+    _check_folders([how.record, asked.junit, *asked.reports])
+    kept = False
     scratch = Path(tempfile.mkdtemp(prefix="ckptkit-serve-"))
     try:
         with contextlib.ExitStack() as opened, _ended_by_sigterm():
             linted = _linted(job, scratch)
-            looked = {label: look(linted, path, opened) for label, path in job.paths.items() if _is_folder(path)}
+            looked = {label: look(linted, path, opened) for label, path in job.paths.items() if is_folder(path)}
             source = _source(job, looked, opened)
-            refs = _references(console, job, looked, source, scratch)
             cells = list(_cells(job, looked))
+            refs = _references(console, job, looked, source, scratch)
             setting = _setting(how, scratch, also)
             limits = matrix.Limits(how.tolerance, how.gap, how.min_accept_length)
             keep, say = how.keep_serving, _saying(console)
             judged = list(matrix.run_matrix(cells, refs, setting, limits, how.max_tokens, say, keep))
+            kept = judged[-1].ran.pid is not None
             if how.record:
                 _record(how.record, refs)
             outcome = _outcome(job, looked, judged, refs, time.monotonic() - began, wanted)
@@ -80,13 +72,20 @@ def serve(
             code = _exit_code(outcome, asked, not_run)
             report = _report(job, looked, source, outcome, code, started, time.monotonic() - began)
         write_files(report, asked)
-        lines = [telling.table(judged), *(telling.commands(judged) if console.settings.verbose else ())]
+        lines: list[str | Table] = [telling.table(judged), *telling.commands(judged)]
         lines += telling.kept(judged) if keep else ()
         tell(console, report, outcome, asked, not_run, lines)
         return code
     finally:
-        if not how.keep_serving:
+        if not kept:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_folders(paths: Sequence[str | None]) -> None:
+    """Raises UserError (``output.write``) where a file could not be written when all is done."""
+    for path in filter(None, paths):
+        if not Path(path).parent.is_dir():
+            raise fail("output.write", f"{path} cannot be written: there is no such folder", file=path)
 
 
 @contextlib.contextmanager
@@ -103,75 +102,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# --- what is asked for -------------------------------------------------------------------------------------
-
-
-def _job(ckpts: Sequence[str], asked: Asked, how: How) -> Job:
-    """Raises UserError (``usage.*``) for options that exclude each other, lack another, or name what is not known."""
-    references = [f"--{name}" for name in ("golden", "record") if getattr(how, name)]
-    references += ["--against"] if asked.against else []
-    if len(references) > 1:
-        raise fail("usage.arguments", f"{' and '.join(references)} exclude each other: there is one reference")
-    if how.min_score is not None and not how.eval:
-        raise fail("usage.arguments", "--min-score is about an evaluation", hint="--eval gsm8k:FILE")
-    if how.url and how.keep_serving:
-        raise fail("usage.arguments", "--keep-serving is about servers that are started here, not --url")
-    if how.url and not how.golden and not asked.against:
-        raise fail("usage.arguments", "--url needs something to judge by", hint="--golden FILE or --against SRC")
-    if how.url and len(ckpts) > 1:
-        raise fail("usage.arguments", "--url serves one checkpoint")
-    paths = labelled(ckpts or [how.url or "."])
-    methods = [method for method in map(parse, asked.speculative) if method.name != NONE]
-    return Job(asked, how, paths, _engine(asked.engine, how, next(iter(paths.values()))), [Method(), *methods])
-
-
-def labelled(ckpts: Sequence[str]) -> dict[str, str]:
-    """Checkpoints by label: ``LABEL=CKPT``, or the folder's name; primed where it comes again.
-
-    Raises UserError (``usage.arguments``) for a label that is given twice.
-    """
-    found: dict[str, str] = {}
-    for text in ckpts:
-        given = None if Path(text).exists() else _LABEL.fullmatch(text)
-        label, path = (given[1], given[2]) if given else (Path(text).resolve().name if _is_local(text) else text, text)
-        if label in found and given:
-            raise fail("usage.arguments", f"two checkpoints are called {label}", hint="LABEL=CKPT")
-        while label in found:
-            label += "'"
-        found[label] = path
-    return found
-
-
-def _is_local(path: str) -> bool:
-    return "://" not in path
-
-
-def _is_folder(path: str) -> bool:
-    """Whether ckptkit itself can read it: a GGUF file and a URL only their engines can."""
-    return _is_local(path) and not path.endswith(".gguf")
-
-
-def _engine(name: str | None, how: How, path: str) -> Engine:
-    """The engine that is named; ``auto`` is llama-server for GGUF, what a URL says it is, else transformers."""
-    if name not in {None, "auto"}:
-        return engine(str(name).partition("==")[0])
-    if how.url:
-        try:
-            return engine(client.engine_of(Server(how.url.rstrip("/"), "")))
-        except client.Failed as error:
-            raise fail("engine.unreachable", f"{how.url}{error}", hint="the server's URL, without /v1") from None
-    return engine("transformers" if _is_folder(path) else "llama-server")
-
-
-def _drafts(given: Sequence[str]) -> dict[str, Path]:
-    found = {}
-    for text in given:
-        name, _, path = text.partition("=")
-        if not path or not Path(path).exists():
-            hint = "--draft eagle3=./draft"
-            raise fail("usage.arguments", f"--draft {text}: no NAME=PATH of a draft that is there", hint=hint)
-        found[method_name(name)] = Path(path)
-    return found
+# --- what is served -----------------------------------------------------------------------------------------
 
 
 def _linted(job: Job, scratch: Path) -> Asked:
@@ -179,7 +110,7 @@ def _linted(job: Job, scratch: Path) -> Asked:
     asked, how = replace(job.asked, engine=None, speculative=()), job.how
     if how.url:
         return asked
-    launch = Launch(Path("."), 0, scratch, how.engine_python, tuple(shlex.split(how.engine_cmd or "")))
+    launch = _launch(how, scratch)
     with contextlib.suppress(UserError):
         named = f"{job.engine.lint}=={job.engine.version(launch)}"
         choose(named)
@@ -193,12 +124,15 @@ def _linted(job: Job, scratch: Path) -> Asked:
 
 def _cells(job: Job, looked: Mapping[str, Looked]) -> Iterator[Cell]:
     """What is to be served, without speculation first. Raises UserError where all of it is refused."""
-    drafts = _drafts(job.how.draft)
+    drafts = drafts_of(job.how.draft)
     refused = {label for label, (_, outcome) in looked.items() if job.how.no_launch_refused and _has_errors(outcome)}
     if refused == job.paths.keys():
         raise UserError(finding for _, outcome in looked.values() for finding in outcome.findings)
     for label, path in job.paths.items():
         checkpoint = looked[label][0].checkpoint if label in looked else None
+        if checkpoint and checkpoint.source.stores:
+            hint = f"hf download {path.partition('@')[0]} --local-dir ./{Path(path).name.partition('@')[0]}"
+            raise fail("usage.arguments", f"engines are started on folders, and {path} is on a server", hint=hint)
         for method in job.methods if label not in refused else ():
             yield Cell(label, Path(path), checkpoint, job.engine, resolved(method, drafts, Path(path)))
 
@@ -207,7 +141,7 @@ def _has_errors(outcome: Outcome) -> bool:
     return any(finding.severity == "error" for finding in outcome.findings)
 
 
-def _setting(how: How, scratch: Path, also: Callable[[Server, Cell], Also] | None) -> Setting:
+def _setting(how: How, scratch: Path, also: Callable[[Server, Ran], Also] | None) -> Setting:
     program = tuple(shlex.split(how.engine_cmd or ""))
     start = (how.engine_python, program, how.engine_arg)
     return Setting(scratch, *start, url=how.url, timeout=how.timeout, gap=how.gap, also=also)
@@ -234,15 +168,42 @@ def _references(
 ) -> matrix.References:
     """Raises UserError where the source cannot be run."""
     how, say = job.how, _saying(console)
-    checkpoints = {label: looked[label][0].checkpoint if label in looked else None for label in job.paths}
+    weights = {label: _weights(path, looked.get(label)) for label, path in job.paths.items()}
     golden = recording.read(how.golden) if how.golden else None
+    if how.tolerance is not None and source is None and golden is None:
+        raise fail("usage.arguments", "--tolerance is about a source, and none is known", hint="--against SRC")
     asked_for = prompts(how.prompts)
+    if reason := _absent(job, scratch):
+        return matrix.without_references(job.paths, reason)
     with console.progress("dequantize") as progress:
         making = matrix.Making(asked_for, how.max_tokens, scratch, how.timeout, progress, say)
         try:
-            return matrix.references(checkpoints, source, golden, making)
+            return matrix.references(weights, source, golden, making)
         except reference.Unavailable as error:
             raise fail("source.unusable", f"the source cannot be run in float32: {error}") from None
+
+
+def _absent(job: Job, scratch: Path) -> str | None:
+    """Why no cell can be started, in which case nothing needs to be run for them to be judged by."""
+    if job.how.url or job.how.record:
+        return None
+    try:
+        job.engine.version(_launch(job.how, scratch))
+    except UserError as error:
+        return error.findings[0].message
+    return None
+
+
+def _launch(how: How, scratch: Path) -> Launch:
+    """What an engine's version is asked with."""
+    return Launch(Path("."), 0, scratch, how.engine_python, tuple(shlex.split(how.engine_cmd or "")))
+
+
+def _weights(path: str, looked: Looked | None) -> recording.Weights | None:
+    """What a reference is run of; None behind a URL."""
+    if looked:
+        return looked[0].checkpoint
+    return Path(path) if is_local(path) else None
 
 
 def _record(path: str, refs: matrix.References) -> None:
@@ -270,14 +231,16 @@ def _saying(console: Console) -> Callable[[str], None]:
 # --- evaluations and probes --------------------------------------------------------------------------------
 
 
-def _also(how: How) -> Callable[[Server, Cell], Also] | None:
-    """What is asked of every server besides. Raises UserError (``usage.eval``)."""
-    asked = evaluation(how.eval, how.min_score) if how.eval else None
+def _also(how: How) -> Callable[[Server, Ran], Also] | None:
+    """What is asked of every server besides. Raises UserError (``usage.eval``, ``engine.missing``)."""
+    journal = Path(how.journal) if how.journal else None
+    wanted = Evaluation(how.eval or "", how.min_score, how.eval_runner, journal, how.engine_python)
+    asked = evaluation(wanted) if how.eval else None
     return partial(_besides, asked, how.probe) if asked or how.probe else None
 
 
-def _besides(asked: Callable[[Server, Cell], Also] | None, probe: str | None, server: Server, cell: Cell) -> Also:
-    found = asked(server, cell) if asked else Also()
+def _besides(asked: Callable[[Server, Ran], Also] | None, probe: str | None, server: Server, ran: Ran) -> Also:
+    found = asked(server, ran) if asked else Also()
     return found._replace(findings=(*found.findings, *(_probed(probe, server) if probe else ())))
 
 
@@ -302,7 +265,12 @@ def _outcome(
     wanted: Callable[[str], bool],
 ) -> Outcome:
     """All checks as one outcome: of an id, the worst result of all checkpoints."""
-    asked_for = [id for id, given in (("serve.score", job.how.eval), ("serve.probe", job.how.probe)) if given]
+    optional = {
+        "serve.score": job.how.eval,
+        "serve.probe": job.how.probe,
+        "serve.accept-length": job.how.min_accept_length,
+    }
+    asked_for = [id for id, given in optional.items() if given]
     outcomes = [outcome for _, outcome in looked.values()]
     outcomes.append(telling.outcome(judged, refs.source is not None, asked_for, seconds))
     results: dict[str, Result] = {}

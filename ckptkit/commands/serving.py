@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from ..errors import fail
 
@@ -44,6 +45,8 @@ class How:
     prompts: str | None
     max_tokens: int
     eval: str | None
+    eval_runner: str | None
+    journal: str | None
     min_accept_length: float | None
     min_score: float | None
     tolerance: float | None
@@ -66,11 +69,13 @@ _OPTIONS = (
     click.option("--record", metavar="FILE", help="Write what CKPT decodes in float32, for --golden."),
     click.option("--prompts", metavar="FILE", help="JSON lines of {name, text} or {name, messages}."),
     click.option("--max-tokens", type=click.IntRange(1), default=32, metavar="N", help="Tokens of a completion."),
-    click.option("--eval", metavar="gsm8k:FILE", help="Also an evaluation."),
-    click.option("--min-accept-length", type=float, metavar="X", help="Of speculation, over all requests."),
-    click.option("--min-score", type=float, metavar="X", help="Of --eval, 0 to 1."),
-    click.option("--tolerance", type=float, metavar="NATS", help="From --against on average (default: by format)."),
-    click.option("--gap", type=float, default=0.5, metavar="NATS", help="Below this lead a token is a near-tie."),
+    click.option("--eval", metavar="NAME", help="Also an evaluation: gsm8k:FILE, tasks, lm-eval:TASK."),
+    click.option("--eval-runner", metavar="sglang|PY", help="SGLang's own gsm8k beside it; what has lm-eval installed."),
+    click.option("--journal", metavar="DIR", help="Keep the evaluation's replies there, and go on from them."),
+    click.option("--min-accept-length", type=click.FloatRange(1), metavar="X", help="Of speculation, over all requests."),
+    click.option("--min-score", type=click.FloatRange(0, 1), metavar="X", help="Of --eval, 0 to 1."),
+    click.option("--tolerance", type=click.FloatRange(0), metavar="NATS", help="From --against on average (default: by format)."),
+    click.option("--gap", type=click.FloatRange(0), default=0.5, metavar="NATS", help="Below this lead a token is a near-tie."),
     click.option("--timeout", type=Duration(), default="20m", help="Of a start (default: 20m)."),
     click.option("--no-static", is_flag=True, help="Serve without looking at headers, index and config first."),
     click.option("--no-launch-refused", is_flag=True, help="Do not serve what static checks or engine lint refuse."),
@@ -85,9 +90,10 @@ def serving_options(function: Function) -> Function:
     def collected(*args: Any, **given: Any) -> Any:
         mine = {field.name: given.pop(field.name) for field in fields(How)}
         asked = given.pop("serve")
-        alone = [name for name in ("url", "golden", "record", "eval", "probe") if mine[name]]
+        typed = click.get_current_context().get_parameter_source
+        alone = [name for name in mine if typed(name) is ParameterSource.COMMANDLINE]
         if alone and not asked:
-            raise fail("usage.arguments", f"--{alone[0]} is about serving", hint="--serve")
+            raise fail("usage.arguments", f"--{alone[0].replace('_', '-')} is about serving", hint="--serve")
         return function(*args, how=How(**mine) if asked else None, **given)
 
     collected.__name__, collected.__doc__ = function.__name__, function.__doc__

@@ -20,15 +20,17 @@ from ..console import Console
 from ..errors import UserError, fail
 from ..files.checkpoint import CONFIG, open_checkpoint, scan
 from ..files.source import open_source
+from ..heads.pages import Asked as Head
 from ..manifest import environment
 from ..options import command, listed
 from ..reports.report import Report, Run, make_report, place_of, stats_of
+from .headed import by_engine, head_options, lines
 from .reporting import ReportOptions, check_allowed, check_reports, exit_code, reporting_options, tell, write_files
 from .serving import How, serving_options
 
 LEVELS = {level.label: level for level in (Level.STATIC, Level.DATA, Level.NUMERIC)}
 # Reasons of checks that did not run because nobody asked for them.
-_UNASKED = ("no --engine", "no --oracle", "no --recipe", "no source", "concerns ")
+_UNASKED = ("no --head", "no --engine", "no --oracle", "no --recipe", "no --provenance", "no source", "concerns ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Asked(ReportOptions):
     engine: str | None
     speculative: tuple[str, ...]
     oracle: str | None
+    provenance: str | None
+    head: Head | None
+    hidden: str | None
 
 
 @command
@@ -68,7 +73,9 @@ class Asked(ReportOptions):
 )
 @click.option("--speculative", multiple=True, metavar="NAME", help="How the engine is to speculate: NEXTN, EAGLE3 …")
 @serving_options
+@head_options
 @click.option("--oracle", type=click.Choice(["llmcompressor"]), help="Compare bits with what this library makes.")
+@click.option("--provenance", metavar="FILE", help="What `ckptkit hash --statement` wrote; implies --level data.")
 @reporting_options
 @click.option("-j", "--jobs", type=click.IntRange(0), default=0, metavar="N", help="Threads (default: up to 4).")
 def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: Any) -> int:
@@ -81,6 +88,9 @@ def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: A
     With --serve each CKPT is then served by an engine, with every --speculative and without, and what it decodes is
     judged by its own values run in float32, and by --against.
 
+    With --head the output head is cut into slices as --engine cuts it, and the tokens that ranks choose by exchanging
+    candidates are compared with the whole head's; with --against its rows are proved to be the source's.
+
     \b
     Examples:
       ckptkit verify ./model
@@ -88,15 +98,16 @@ def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: A
       ckptkit verify ./model --level data --sample 3/20
       ckptkit verify ./model --select index --select 'config.quant-*' --format github
       ckptkit verify ./model --engine sglang --speculative NEXTN
+      ckptkit verify ./model --head --ranks 4 --engine sglang --against ./source
       ckptkit verify bf16=./model w8=./model-w8 --serve --against ./model --speculative ngram
     """
-    asked = Asked(**given | {"engine": _one_engine(given["engine"])})
+    asked = by_engine(Asked(**given | {"engine": _one_engine(given["engine"])}))
     console.settings.json |= asked.form == "json"
     _check_arguments(asked, how)
     selected, ignored = _named(asked.select), _named(asked.ignore)
 
     def wanted(id: str) -> bool:
-        return (not selected or id in selected) and id not in ignored
+        return (id in selected if selected else not asked.head or _about_head(id, asked)) and id not in ignored
 
     if how:
         from .served import serve
@@ -117,7 +128,7 @@ def verify(console: Console, ckpts: tuple[str, ...], how: How | None, **given: A
         with_stats = console.settings.json or bool(asked.reports)
         report = _report(subject, outcome, asked, level, code, started, time.monotonic() - began, with_stats)
         write_files(report, asked)
-    tell(console, report, outcome, asked, not_run)
+    tell(console, report, outcome, asked, not_run, [*lines(report.figures.get("head"))])
     return code
 
 
@@ -128,12 +139,19 @@ def _named(texts: Collection[str]) -> dict[str, Page]:
     return {id: page for text in listed(texts) for id, page in pages_of(text).items()}
 
 
+def _about_head(id: str, asked: Asked) -> bool:
+    """Whether --head runs the check where no others are selected: those of headers, and of heads."""
+    compared = id == "numeric.head" and asked.against is not None
+    return id.startswith("head.") or compared or pages()[id].level == Level.STATIC
+
+
 def _level(asked: Asked, selected: Mapping[str, Page]) -> Level:
     """The level that is given, or else the one that everything asked for needs."""
     depths = [page.level for page in selected.values()]
     if asked.level is None:
-        implied = Level.NUMERIC if asked.against else Level.DATA if asked.sample else Level.STATIC
-        return max([implied, *depths])
+        deepest = Level.NUMERIC if asked.against or asked.head else Level.STATIC
+        data = Level.DATA if asked.sample or asked.provenance else Level.STATIC
+        return max([deepest, data, *depths])
     level = LEVELS[asked.level]
     if depths and min(depths) > level:
         message = f"none of the selected checks is of level {asked.level}"
@@ -172,6 +190,10 @@ def _check_arguments(asked: Asked, how: How | None) -> None:
         raise fail("usage.arguments", "--recipe needs --against: a recipe makes one checkpoint of another")
     if asked.sets and not asked.recipe:
         raise fail("usage.arguments", "--set is about a recipe", hint="--recipe FILE|NAME")
+    if asked.head and (how or asked.level or asked.sample):
+        raise fail("usage.arguments", "--head looks at the whole head, and excludes --serve, --level and --sample")
+    if asked.hidden and not asked.head and not asked.against:
+        raise fail("usage.arguments", "--hidden is about a head", hint="--head, or --against SRC")
     if how:
         return
     if asked.speculative and not asked.engine:
@@ -223,8 +245,11 @@ def _subject(console: Console, ckpt: str, asked: Asked, level: Level, opened: co
         "engine": asked.engine,
         "speculative": asked.speculative,
         "oracle": asked.oracle,
+        "provenance": asked.provenance,
         "jobs": asked.jobs,
         "allow": asked.allowed,
+        "head": asked.head,
+        "hidden": asked.hidden,
     }
     if level > Level.STATIC:
         options["progress"] = opened.enter_context(console.progress("verify"))

@@ -35,7 +35,7 @@ class ConfigDiff(NamedTuple):
 
 def compare_configs(a: Checkpoint, b: Checkpoint) -> ConfigDiff | None:
     """What differs; None where one of the two is a single file, which has nothing beside it."""
-    if not (a.source.root.is_dir() and b.source.root.is_dir()):
+    if a.source.is_single_file or b.source.is_single_file:
         return None
     one, other = dict(flat(a.config or {})), dict(flat(b.config or {}))
     return ConfigDiff(

@@ -70,7 +70,7 @@ def _makes(step: Step, refs: Sequence[Ref], source: Source) -> bool:
         return same_bytes(source, step.inputs[0], refs[0])
     op = operation(step.op)
     for chunk in op.chunks([given.spec for given in step.inputs], step.args, _BUDGET):
-        blocks = [read_block(source, step.inputs[read.tensor], read) for read in chunk.reads]
+        blocks = [read_block(source, step.inputs[read.tensor], read) for read in chunk.plain]
         try:
             made = op.make(blocks, chunk, step.args, None, Context(nonfinite_error=False))
         except NonFinite:
@@ -83,4 +83,4 @@ def _makes(step: Step, refs: Sequence[Ref], source: Source) -> bool:
 
 def _lies_at(source: Source, ref: Ref, row: int, data: bytes) -> bool:
     rows = ref.shape[0] if len(ref.shape) > 1 else 1
-    return read_block(source, ref, Read(0, row, row + len(data) * rows // ref.nbytes)).data == data
+    return read_block(source, ref, Read(0, row, row + len(data) * rows // ref.nbytes)).data == memoryview(data)

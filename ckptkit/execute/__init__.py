@@ -6,6 +6,7 @@ size of a shard or a tensor. The source is only read.
 
 from __future__ import annotations
 
+from .fetching import fetched, to_fetch
 from .footprint import peak_memory
 from .options import Options, Progress, Result
 from .refusals import not_linked, preflight
@@ -19,8 +20,10 @@ __all__ = [
     "Space",
     "copied",
     "execute",
+    "fetched",
     "not_linked",
     "peak_memory",
     "preflight",
     "space",
+    "to_fetch",
 ]

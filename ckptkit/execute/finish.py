@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..errors import Finding, UserError
 from ..files.header import Header, compare, read_header
 from ..manifest import FileRecord, ShardRecord
 from ..plan import Plan, Shard, Sidecar
+from ..remote.proof import proving
 from .files import appearing, created, write_at
 from .shards import OWN_BYTES, planned_entries
 from .work import Work
@@ -26,12 +28,15 @@ def write_sidecars(plan: Plan, folder: Path, work: Work) -> dict[str, FileRecord
 
 def _write_sidecar(item: Sidecar, path: Path, work: Work) -> FileRecord:
     info = work.source.files.get(item.name)
+    proof = proving(info, item.name) if info and item.text is None else nullcontext()
     digest, size = xxhash.xxh3_128(), 0
-    with appearing(path) as temporary, created(temporary, info.mode if info else None) as descriptor:
+    with appearing(path) as temporary, created(temporary, info.mode if info else None) as descriptor, proof as whole:
         for piece in _content(item, work):
             work.check()
             write_at(descriptor, memoryview(piece), size)
             digest.update(piece)
+            if whole is not None:
+                whole.update(piece)
             size += len(piece)
     return FileRecord(size=size, xxh3=digest.hexdigest())
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from heapq import nlargest
 
 from ..errors import Finding
-from ..files.header import DTYPE_BITS
+from ..files.header import DTYPE_BITS, row_view
 from ..files.memory import available
-from ..ops import Read, operation
+from ..ops import Gather, Read, operation
 from ..plan import COPY, Plan, Ref, Step
 from .options import Options
 
@@ -53,7 +53,9 @@ def _largest_chunk(step: Step, options: Options) -> int:
     return sum(_read_bytes(read, step.inputs[read.tensor]) for read in first.reads) if first else 0
 
 
-def _read_bytes(read: Read, ref: Ref) -> int:
+def _read_bytes(read: Read | Gather, ref: Ref) -> int:
+    if isinstance(read, Gather):
+        return (read.stop - read.start) * row_view(ref.dtype, ref.shape)[1]
     columns = ref.shape[-1] if ref.shape else 1
     stop = columns if read.col_stop is None else read.col_stop
     return (read.row_stop - read.row) * (stop - (read.col or 0)) * DTYPE_BITS[ref.dtype] // 8

@@ -26,7 +26,7 @@ class Publishing(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What a journal says. ``sources`` maps the files read to their identity (size, mtime in ns, inode).
+    """What a journal says. ``sources`` maps the files read to their identity (size, mtime in ns, inode; or size, tag).
 
     ``overwrite``: the run may replace what stands in OUT. ``size`` counts the bytes of whole lines.
     """
@@ -34,7 +34,7 @@ class Journal(NamedTuple):
     command: str
     plan: str
     overwrite: bool
-    sources: dict[str, list[int]]
+    sources: dict[str, list[int | str]]
     shards: dict[str, ShardRecord]
     publishing: Publishing | None
     size: int
@@ -88,7 +88,7 @@ def _is_intact(folder: Path, record: ShardRecord) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (record["size"], record["mtime_ns"])
 
 
-def begin(folder: Path, plan: Plan, overwrite: bool, sources: dict[str, list[int]]) -> Journal:
+def begin(folder: Path, plan: Plan, overwrite: bool, sources: dict[str, list[int | str]]) -> Journal:
     """Start a journal, in place of one that may be there."""
     (folder / JOURNAL).unlink(missing_ok=True)
     head = {"command": plan.command, "plan": plan.digest, "overwrite": overwrite, "sources": sources}

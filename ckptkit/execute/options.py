@@ -17,7 +17,8 @@ class Options:
 
     ``jobs`` 0 means as many threads as there are processors, at most four. ``link``: ``auto``, ``hard``,
     ``reflink``, ``symlink`` or ``copy``. ``hash``: ``xxh3`` or ``sha256`` (whole files, one more read).
-    ``backend``: ``native`` or ``llmcompressor``. ``resume_command`` is what a hint tells to type. ``check`` looks at
+    ``backend``: ``native`` or ``llmcompressor``. ``cache_limit``: bytes of whole files
+    that the run may leave in the Hub cache. ``resume_command`` is what a hint tells to type. ``check`` looks at
     the staging folder when everything but the manifest is in it, and gives what forbids to publish it.
     """
 
@@ -31,6 +32,8 @@ class Options:
     backend: str = "native"
     verify: bool = True
     chunk_bytes: int = 4 << 20
+    streaming: bool = False
+    cache_limit: int | None = None
     resume_command: str = ""
     check: Callable[[Path], Iterable[Finding]] = lambda folder: ()
 
@@ -57,6 +60,7 @@ class Result(NamedTuple):
     ``links`` counts shards by how they were made (``written``, ``copy``, ``reflink``, ``hard``, ``symlink``). Bytes
     are file sizes: ``bytes_written`` of written and copied shards, ``bytes_copied`` of the copied among them (what a
     link would have saved), ``bytes_linked`` of the others. ``resumed`` shards were there already.
+    ``fetched``: ``bytes`` and ``requests``, where the source is on a server.
     """
 
     path: Path
@@ -67,6 +71,7 @@ class Result(NamedTuple):
     bytes_copied: int
     bytes_linked: int
     seconds: float
+    fetched: Mapping[str, int] | None = None
 
     @property
     def shards(self) -> int:

@@ -17,7 +17,7 @@ from ..manifest import NAME as MANIFEST
 from ..manifest import parse, source_files
 from ..plan import Plan
 from .files import sync_folder
-from .journal import Publishing
+from .journal import Publishing, read_journal
 from .staging import JOURNAL, LOCK, PROBE, Place
 
 
@@ -83,7 +83,13 @@ def tidy(place: Place, begun: Publishing | None) -> None:
 
 
 def published(plan: Plan, source: Source, place: Place) -> dict[str, Any] | None:
-    """The manifest in OUT, if OUT is what ``plan`` makes of ``source``, whole and in place."""
+    """The manifest in OUT, if OUT is what ``plan`` makes of ``source``, whole and in place.
+
+    None while a run that is to replace it is begun.
+    """
+    journal = read_journal(place.folder)
+    if journal and journal.plan == plan.digest and journal.overwrite and not journal.publishing:
+        return None
     try:
         content = parse((place.out / MANIFEST).read_bytes())
         if content is None or content["plan"] != plan.digest:

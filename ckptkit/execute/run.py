@@ -18,6 +18,7 @@ from ..manifest import NAME as MANIFEST
 from ..manifest import ShardRecord, encode, environment, files_read, known_digests, manifest, read_manifest
 from ..ops import operation
 from ..plan import COPY, Plan, Shard
+from .fetching import fetched, provenance
 from .files import output_faults, write_file
 from .finish import check_written, sha256_sums, write_sidecars
 from .journal import Journal, Publishing, append, begin, finished, read_journal
@@ -56,7 +57,8 @@ def execute(
                 _refuse(preflight(plan, source, out, options, mine=True))
                 records, resumed = _run(plan, place, manifest_extra, work)
     progress.done()
-    return _result(plan, place, records, resumed, time.monotonic() - began)
+    result = _result(plan, place, records, resumed, time.monotonic() - began)
+    return result._replace(fetched=fetched(source)) if source.stores else result
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
@@ -166,11 +168,13 @@ def _files_of(shard: Shard) -> set[str]:
 
 def _is_unchanged(source: Source, file: str) -> bool:
     info = source.files[file]
+    if not info.here:  # the server is asked once, at the end
+        return True
     try:
         stat = info.path.stat()
     except OSError:
         return False
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino] == info.identity
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ino) == (info.size, info.mtime_ns, info.inode)
 
 
 def _finish(plan: Plan, folder: Path, records: Records, work: Work) -> dict[str, Any]:
@@ -180,6 +184,9 @@ def _finish(plan: Plan, folder: Path, records: Records, work: Work) -> dict[str,
         _refuse(check_written(plan, folder, records))
         _refuse(work.options.check(folder))
     content = manifest(plan, work.source, records.values(), sidecars)
+    if work.source.stores:
+        content["source"]["read"] = provenance(plan, work.source, records)
+        content["fetched"] = fetched(work.source)
     content["environment"] = environment(work.options.backend, work.options.device)
     if work.options.hash == "sha256":
         content["sha256"] = _write_sums(folder, [*records, *sidecars], work)

@@ -47,6 +47,9 @@ def to_write(
             yield shard, shard.layout[1].file_size
             continue
         info = source.files[shard.source]
+        if not info.here:
+            yield shard, info.size  # in OUT, or in the cache that OUT is linked to
+            continue
         home = _home(info.path)
         if home not in links:
             links[home] = links_without_bytes(info.path, folder, options.link)
@@ -63,9 +66,9 @@ def _home(path: Path) -> tuple[int, int] | None:
 
 
 def copied(plan: Plan, source: Source, out: Path, link: str) -> list[int]:
-    """Bytes of each untouched shard that has to be copied because ``link`` does not work from there to ``out``."""
+    """Bytes of each untouched shard that is here and has to be copied because ``link`` does not work from there to ``out``."""
     sizes = to_write(plan, source, locate(out), Options(link=link), ())
-    return [size for shard, size in sizes if shard.linked and size]
+    return [size for shard, size in sizes if size and shard.linked and shard.source and source.files[shard.source].here]
 
 
 def nearest(path: Path) -> Path:

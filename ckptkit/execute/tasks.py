@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError, fail
 from ..files.header import Entry, row_view
-from ..files.reading import read_block
-from ..ops import Chunk, Inexact, NoCode, Operation, Overflow, Read, Unfit, operation
+from ..files.reading import gather_block, read_block
+from ..ops import Block, Chunk, Gather, Inexact, NoCode, Operation, Overflow, Read, Unfit, operation
 from ..plan import Step
 from .work import Work
 
@@ -33,13 +34,13 @@ def step_tasks(step: Step, places: Mapping[str, Entry], work: Work) -> Iterator[
         yield partial(list, _make_whole(step, places, work))
         return
     op = operation(step.op)
-    state = _measured(op, step, work)
+    state = row_numbers(step, work) if op.by_rows else _measured(op, step, work)
     for chunk in op.chunks([ref.spec for ref in step.inputs], step.args, work.options.chunk_bytes):
         yield partial(_make, op, step, places, chunk, state, work)
 
 
 def _make(op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, state: Any, work: Work) -> list[Part]:
-    blocks = [read_block(work.source, step.inputs[read.tensor], read) for read in chunk.reads]
+    blocks = [_read(step, read, state, work) for read in chunk.reads]
     with _named(step, chunk.reads):
         arrays = op.make(blocks, chunk, step.args, state, work.context)
     parts = []
@@ -48,6 +49,25 @@ def _make(op: Operation, step: Step, places: Mapping[str, Entry], chunk: Chunk, 
         _, width = row_view(place.dtype, place.shape)
         parts.append(Part(place.start + write.row * width, array.reshape(-1).data))
     return parts
+
+
+def _read(step: Step, read: Read | Gather, state: Any, work: Work) -> Block:
+    ref = step.inputs[read.tensor]
+    if isinstance(read, Gather):
+        return gather_block(work.source, ref, read, state)
+    return read_block(work.source, ref, read)
+
+
+def row_numbers(step: Step, work: Work) -> Any:
+    """The step's last input, int32 [n]. Raises UserError ``source.rows`` unless it is what the plan was made with."""
+    import numpy as np
+
+    ref = step.inputs[-1]
+    numbers = work.source.read(ref.file, ref.start, ref.stop)
+    if hashlib.sha256(numbers).hexdigest() != step.args["rows"]:
+        message = f"{ref.file}: {ref.name} is not what it was when the plan was made"
+        raise fail("source.rows", message, file=ref.file, tensor=ref.name, hint="write the plan again with --plan")
+    return np.frombuffer(numbers, "<i4")
 
 
 def _make_whole(step: Step, places: Mapping[str, Entry], work: Work) -> list[Part]:
@@ -94,7 +114,7 @@ def _may_be_wider(step: Step) -> bool:
 
 
 @contextmanager
-def _named(step: Step, reads: Iterable[Read]) -> Iterator[None]:
+def _named(step: Step, reads: Iterable[Read | Gather]) -> Iterator[None]:
     """Give a value that an operation cannot convert the name of its file and tensor; MemoryError is torch's too."""
     try:
         yield

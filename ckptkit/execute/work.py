@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from ..errors import Interrupted
@@ -21,13 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run's means. ``pool`` is None where one thread does it all; ``signals`` holds those that asked to stop."""
+    """A run's means. ``pool`` is None where one thread does it all; ``signals`` holds those that asked to stop,
+    ``cached`` what was put into the Hub cache, with sizes."""
 
     source: Source
     options: Options
     progress: Progress
     pool: ThreadPoolExecutor | None
     signals: list[int]
+    cached: list[tuple[Path, int]] = field(default_factory=list)
 
     @property
     def context(self) -> Context:
@@ -35,8 +39,7 @@ class Work:
 
     def check(self) -> None:
         """Raise Interrupted once a signal has come."""
-        if self.signals:
-            raise Interrupted(f"interrupted by {signal.Signals(self.signals[0]).name}")
+        _check(self.signals)
 
     def in_order(self, tasks: Iterable[Task[T]]) -> Iterator[T]:
         """The tasks' results in the tasks' order, computed by the threads at most two tasks each ahead.
@@ -55,8 +58,22 @@ def working(source: Source, options: Options, progress: Progress) -> Iterator[Wo
     threads = options.threads
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_heard_signals())
+        for store in source.stores:
+            store.heed(partial(_check, signals))
         pool = stack.enter_context(ThreadPoolExecutor(threads, "ckptkit")) if threads > 1 else None
         yield Work(source, options, progress, pool, signals)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """A function that raises Interrupted once a signal has come, for a run that has no use for threads."""
+    with _heard_signals() as signals:
+        yield partial(_check, signals)
+
+
+def _check(signals: list[int]) -> None:
+    if signals:
+        raise Interrupted(f"interrupted by {signal.Signals(signals[0]).name}")
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def _by_form(form: str, rank: int, conv1d: bool) -> Kind:
         return Kind.NORM
     if _POSITION.search(last):
         return Kind.POSITION
-    if is_weight and rank == 2 and _HEAD.search(module):
+    if is_weight and rank == 2 and _HEAD.search(module.removesuffix(".rows")):  # rows in an order of their own
         return Kind.HEAD
     if _EMBEDDING.search(last):
         return Kind.EMBEDDING

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..errors import Finding, UserError, fail
+from ..errors import ACCESS, Finding, UserError, fail
 from ..plan import Ref
 from .foreign import LOOKED_AT, foreign
 from .header import Header, check_characters, read_header
@@ -25,6 +25,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
+VOCAB_ORDER = "vocab_order.safetensors"  # beside a checkpoint whose head has an order of its own: no shard of it
 _HALF = r"\\ud[89a-f]"  # half of a surrogate pair, as grep finds it
 
 
@@ -85,6 +86,7 @@ def scan(source: Source) -> tuple[Checkpoint, list[Finding]]:
     findings: list[Finding] = []
     index = _collect(findings, lambda: _read_index(source))
     names = _shard_names(source, index, findings)
+    source.read_headers(names)
     shards = {}
     for name in names:
         header = _collect(findings, lambda name=name: _read_shard(source, name))
@@ -92,7 +94,7 @@ def scan(source: Source) -> tuple[Checkpoint, list[Finding]]:
             shards[name] = header
     tensors = _tensors(shards, index, source, findings)
     config = _collect(findings, lambda: read_config(source))
-    stray = tuple(sorted(name for name in source.files if name.endswith(SUFFIX) and name not in names))
+    stray = tuple(sorted(name for name in source.files if _is_shard(name) and name not in names))
     findings += _stray_findings(stray, index, source) if index or names else []
     warnings = tuple(finding for finding in findings if finding.severity == "warning")
     return Checkpoint(source, shards, tensors, index, config, stray, warnings), findings
@@ -130,6 +132,8 @@ def _collect(findings: list[Finding], read: Any) -> Any:
     try:
         return read()
     except UserError as error:
+        if error.exit_code == ACCESS:  # what else is wrong would only follow from it
+            raise
         findings.extend(error.findings)
         return None
 
@@ -194,7 +198,13 @@ def _shard_names(source: Source, index: Index | None, findings: list[Finding]) -
 
 
 def _top(source: Source) -> list[str]:
-    return sorted(name for name in source.files if name.endswith(SUFFIX) and "/" not in name)
+    if source.root.is_file():
+        return list(source.files)
+    return sorted(name for name in source.files if _is_shard(name) and "/" not in name)
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(SUFFIX) and name != VOCAB_ORDER
 
 
 def _anew(source: Source) -> str:
@@ -204,8 +214,8 @@ def _anew(source: Source) -> str:
 
 
 def _reshard(source: Source) -> str:
-    uri = source.uri.rstrip("/")
-    return f"{shlex.join(['ckptkit', 'reshard', uri, f'{uri}-mended'])} writes the index anew"
+    command = shlex.join(["ckptkit", "reshard", source.uri.rstrip("/"), source.beside("mended")])
+    return f"{command} writes the index anew"
 
 
 def _missing_shard(index: str, shard: str, tensors: list[str], source: Source) -> Finding:

@@ -106,6 +106,11 @@ def _sidecars_of_manifest(content: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 def _from_hub(source: Source) -> Iterator[tuple[str, Digest]]:
     for name, info in source.files.items():
+        if info.tag is not None:
+            kind, _, value = info.tag.partition(":")
+            if kind == "sha256":
+                yield name, Digest(kind, value, "the Hub's record")
+            continue
         if info.path.parent.name == "blobs" and _SHA256.fullmatch(info.path.name):
             yield name, Digest("sha256", info.path.name, "the name of the Hub cache's blob")
             continue

@@ -4,12 +4,16 @@ or a part of one tensor."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..ops import Block, Read
+from ..errors import fail
+from ..ops import Block, Gather, Read
 from ..plan import Ref
 from .header import DTYPE_BITS, Header, row_view
 from .source import Source
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PIECE = 1 << 20  # bytes of one read: what is done with them finds them in the processor's cache
 SPAN = 32 << 20  # bytes that a thread takes at a time
@@ -72,6 +76,7 @@ def _runs(file: str, refs: Iterable[Ref]) -> Iterator[Span]:
 
 def parts(source: Source, span: Span) -> Iterator[Part]:
     """The bytes of a span in order; one buffer is filled again and again."""
+    source.expect([span])
     buffer = memoryview(bytearray(PIECE))
     for run in _reads(span):
         first, last = run[0][1], run[-1][2]
@@ -134,3 +139,25 @@ def read_block(source: Source, ref: Ref, read: Read) -> Block:
         for row in range(rows):
             source.read_into(ref.file, start + row * width, view[row * size : (row + 1) * size])
     return Block(data, ref.dtype, rows, stop - first, ref.shape)
+
+
+def gather_block(source: Source, ref: Ref, gather: Gather, rows: np.ndarray[Any, Any]) -> Block:
+    """The rows of a tensor that ``gather`` asks for by ``rows``, from the file as it is mapped into memory.
+
+    Raises UserError ``source.read`` where the file is shorter than it was.
+    """
+    import numpy as np
+
+    count, width = row_view(ref.dtype, ref.shape)
+    file = source.mapped(ref.file)
+    if len(file) < ref.stop:
+        message = f"{ref.file} ends {ref.stop - len(file):,} bytes before byte {ref.stop:,}"
+        raise fail("source.read", message, file=ref.file)
+    matrix = np.frombuffer(file, np.uint8, ref.nbytes, ref.start).reshape(count, width)
+    start, stop, every = gather.start, gather.stop, gather.every
+    numbers = rows[start * every : stop * every : every]
+    if len(numbers) < stop - start:
+        numbers = np.concatenate([numbers, np.arange(start + len(numbers), stop, dtype=numbers.dtype)])
+    taken = matrix.take(numbers if gather.per == 1 else numbers // gather.per, axis=0)
+    columns = ref.shape[-1] if ref.shape else 1
+    return Block(taken.reshape(-1).data, ref.dtype, stop - start, columns, ref.shape)

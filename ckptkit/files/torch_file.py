@@ -51,7 +51,7 @@ def _load(source: Source) -> Any:
     import torch
 
     _check_zip(source)
-    path = source.files[STATE].path
+    path = source.local(STATE)
     try:
         return torch.load(path, map_location="meta", weights_only=True)
     except Exception:  # pickle, zip and torch raise what they like
@@ -69,7 +69,7 @@ def _check_zip(source: Source) -> None:
         raise _unfit(f"{STATE} is empty", "copy it again")
     if source.read(STATE, 0, min(4, info.size)) != b"PK\3\4"[: info.size]:
         raise _unfit(f"{STATE} is no file that torch.save has written since torch 1.6", "save it anew with torch.save")
-    if not zipfile.is_zipfile(info.path):
+    if not zipfile.is_zipfile(source.local(STATE)):
         raise _unfit(f"{STATE} is cut off: the list of its records, at its end, is missing", "copy it again")
 
 

@@ -72,6 +72,7 @@ class Summary:
     drafts: tuple[Total, ...]
     declared_drafts: Mapping[str, Any]
     warnings: tuple[Finding, ...]
+    vocab_order: Mapping[str, Any] | None = None
 
 
 def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
@@ -104,6 +105,7 @@ def summarize(checkpoint: Checkpoint, tensors: Sequence[Ref]) -> Summary:
         drafts=drafts,
         declared_drafts=declared_drafts(config),
         warnings=tuple(findings),
+        vocab_order=order if isinstance(order := config.get("vocab_order"), Mapping) else None,
     )
 
 

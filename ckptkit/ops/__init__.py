@@ -42,6 +42,19 @@ if TYPE_CHECKING:
 Args = Mapping[str, Any]
 
 
+class Gather(NamedTuple):
+    """Rows ``rows[start * every : stop * every : every] // per`` of input ``tensor``; ``rows`` is the step's last input.
+
+    Numbers past the end of ``rows`` are themselves.
+    """
+
+    tensor: int
+    start: int
+    stop: int
+    per: int = 1
+    every: int = 1
+
+
 class Read(NamedTuple):
     """Rows [row, row_stop) of input ``tensor``; with ``col``/``col_stop`` (elements) only those columns of them."""
 
@@ -62,8 +75,13 @@ class Write(NamedTuple):
 class Chunk(NamedTuple):
     """A piece of a step. Chunks of a step come in row order for every output; together they fill each exactly."""
 
-    reads: tuple[Read, ...]
+    reads: tuple[Read | Gather, ...]
     writes: tuple[Write, ...]
+
+    @property
+    def plain(self) -> list[Read]:
+        """The reads, of an operation that gathers no rows."""
+        return [read for read in self.reads if isinstance(read, Read)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +91,7 @@ class Block:
     ``shape`` is that of the tensor they are a part of.
     """
 
-    data: bytearray
+    data: bytearray | memoryview
     dtype: str
     rows: int
     cols: int
@@ -126,6 +144,8 @@ class Operation:
                                        the combined value is ``state``
     bits_on_cuda                    -> True if the bytes made on a CUDA device were shown equal to the CPU's
     uses_torch                      -> False if ``make`` does without torch on the CPU
+    by_rows                         -> True if the last input is a vector of row numbers: it is ``state``, gathers go by it
+    only_moves                      -> True if ``make`` gives what was read: several threads would only get in the way
     """
 
     id: str
@@ -136,6 +156,8 @@ class Operation:
     measure: Callable[[Block, Args, Context], Any] | None = None
     bits_on_cuda: bool = False
     uses_torch: bool = True
+    by_rows: bool = False
+    only_moves: bool = False
 
 
 def operation(id: str) -> Operation:
@@ -155,10 +177,12 @@ def _operations() -> Mapping[str, Operation]:
         dequantize,
         fp4_to_fp8,
         quantizers,
+        renumber,
         requantize,
+        rows,
         stack,
         take,
     )  # here, because they are made of what is above
 
-    made = (take, cast, arrange, dequantize, stack, fp4_to_fp8, quantizers, requantize)
+    made = (take, cast, arrange, dequantize, stack, fp4_to_fp8, quantizers, requantize, rows, renumber)
     return {id: op for module in made for id, op in module.OPERATIONS.items()}

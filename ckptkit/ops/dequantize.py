@@ -117,7 +117,7 @@ def make(blocks: Sequence[Block], chunk: Chunk, args: Args, state: Any, context:
         return [_computed(weight, 0, weight.rows, data, args["dtype"], context)]
     stop = row + len(blocks[0].data) // weight.row_bytes
     needed = spans(weight, row, stop)
-    parts = zip(needed, blocks, inputs, chunk.reads, strict=True)
+    parts = zip(needed, blocks, inputs, chunk.plain, strict=True)
     data = {role: _bytes(block, spec, read, *needed[role][1:]) for role, block, spec, read in parts}
     return [_computed(weight, row, stop, data, args["dtype"], context)]
 

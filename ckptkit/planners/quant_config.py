@@ -92,7 +92,11 @@ def _fused_names(found: Mapping[str, Sequence[str]]) -> dict[str, str]:
     named = {}
     for template in found:
         layer, members = fused_set(template) or ("", ())
-        if template in members[:1] and not experts_of(template.replace("#", "0")) and all(member in found for member in members):
+        if (
+            template in members[:1]
+            and not experts_of(template.replace("#", "0"))
+            and all(member in found for member in members)
+        ):
             parents = [{name.rpartition(".")[0] for name in found[member]} for member in members]
             if all(those == parents[0] for those in parents):
                 named[template] = layer.rpartition(".")[2]

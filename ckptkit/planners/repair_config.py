@@ -111,7 +111,9 @@ def plan_config(
         found.append(Finding("plan.unchanged", "nothing would change", hint="ckptkit inspect SRC shows what is stated"))
     warnings = passed_over(found, allow, lambda id: id not in _PASSABLE)
     texts = {name: json_text(content) for name, content in after.items() if content != before[name]}
-    shards, notes = pack(checkpoint, {name: copy_step(ref, "as it is") for name, ref in checkpoint.tensors.items()}, None)
+    shards, notes = pack(
+        checkpoint, {name: copy_step(ref, "as it is") for name, ref in checkpoint.tensors.items()}, None
+    )
     stale: dict[str, str] = {}
     if any(shard.name != shard.source for shard in shards):
         texts, stale = with_index(checkpoint, shards, texts, stale)

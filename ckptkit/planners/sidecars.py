@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from ..files.checkpoint import INDEX, INDEX_SUFFIX, Checkpoint
+from ..files.checkpoint import INDEX, INDEX_SUFFIX, VOCAB_ORDER, Checkpoint
 from ..naming.names import Matcher
 from ..plan import LeftOut, Shard, Sidecar
 
@@ -63,7 +63,7 @@ def _reason(name: str, stray: Collection[str]) -> str | None:
         return OWN["SHA256SUMS"]
     if name in stray:
         return "safetensors outside the index"
-    if name.endswith(OTHER_WEIGHTS):
+    if name.endswith(OTHER_WEIGHTS) and name != VOCAB_ORDER:
         return "other weights"
     return "index of other weights" if name.endswith(OTHER_INDEXES) else None
 

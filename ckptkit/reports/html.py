@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 from ..console import fmt_bytes, fmt_count, fmt_duration, fmt_parameters
+from ..heads import telling
 from ..serving.section import section
 from .figures import figures
 from .model import Check, HeadAgreement, Problem, Report, TensorError, by_level
@@ -28,6 +30,7 @@ def html(report: Report) -> str:
         *_figures(report),
         *_worst(report),
         *_heads(report),
+        *_ranks(report.figures.get("head")),
         *section(report.figures.get("serve")),
         *_checks(report),
         _footer(report),
@@ -159,7 +162,7 @@ def _worst_row(tensor: TensorError) -> str:
 
 def _heads(report: Report) -> Iterator[str]:
     if report.heads:
-        numbers = ("top 1", "top 5", "top 10", "KL, nats", "largest Δ", "flips", "beyond rounding")
+        numbers = ("top 1", "top 5", "top 10", "KL, nats", "reverse", "largest Δ", "flips", "beyond rounding")
         head = [_tag("th", "head"), _tag("th", "hidden states"), *(_tag("th", name, "number") for name in numbers)]
         yield _tag("h2", "Logits of converted heads")
         yield _table(head, map(_head_row, report.heads))
@@ -167,10 +170,27 @@ def _heads(report: Report) -> Iterator[str]:
 
 def _head_row(found: HeadAgreement) -> str:
     shares = ["–" if share is None else f"{share:.1%}" for share in (found.top1, found.top5, found.top10)]
-    sizes = ["–" if size is None else f"{size:.2g}" for size in (found.kl, found.max_abs)]
+    sizes = ["–" if size is None else f"{size:.2g}" for size in (found.kl, found.kl_reverse, found.max_abs)]
     cells = [_tag("td", escape(found.tensor), "mono"), _tag("td", escape(f"{found.states} {found.kind}"))]
     cells += [_tag("td", text, "number") for text in (*shares, *sizes, str(found.flips), str(found.beyond))]
     return _tag("tr", "".join(cells))
+
+
+def _ranks(figure: Any) -> Iterator[str]:
+    """A head that ranks served; nothing without the figure ``head``."""
+    if isinstance(figure, Mapping):
+        first, *numbers = telling.COLUMNS
+        yield _tag("h2", "The head under vocabulary-parallel serving")
+        yield _table(
+            [_tag("th", first), *(_tag("th", name, "number") for name in numbers)],
+            map(_ranks_row, telling.rows(figure)),
+        )
+        yield from (_tag("p", escape(sentence)) for sentence in telling.sentences(figure))
+
+
+def _ranks_row(cells: Sequence[str]) -> str:
+    first, *numbers = map(escape, cells)
+    return _tag("tr", _tag("td", first) + "".join(_tag("td", text, "number") for text in numbers))
 
 
 # --- checks ------------------------------------------------------------------------------------------------

@@ -174,8 +174,8 @@ class ExpertErrors(Record):
 class HeadAgreement(Record):
     """How far the logits of a converted head agree with those of its source, for hidden states of one ``kind``.
 
-    Shares of states whose first token, and of their first 5 and 10 tokens, agree; the KL divergence in nats; the mean
-    and the largest difference of a logit; how often the first token ``flips``, and how often ``beyond`` rounding.
+    Shares of states whose first token, and of their first 5 and 10 tokens, agree; the KL divergence in nats, of the source
+    from the result and the reverse; the mean and the largest difference of a logit; how often the first token ``flips``, and how often ``beyond`` rounding.
     """
 
     tensor: str
@@ -185,6 +185,7 @@ class HeadAgreement(Record):
     top5: float | None
     top10: float | None
     kl: float | None
+    kl_reverse: float | None = None
     mean_abs: float | None
     max_abs: float | None
     flips: int

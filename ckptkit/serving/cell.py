@@ -21,11 +21,10 @@ AT_ONCE = 4  # requests that are asked together
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}]})
 TEXT = ("/v1/completions", {"prompt": "The capital of France is"})
 API_TOKENS = 8
+LINGERING = 3.0  # seconds that a dying engine may still be up
 KERNELS_SHOWN = 8
 LOG_SHOWN = 40  # last lines of a log that a report has
 NAMED = 20  # tensors that findings name, of each id
-# What a log may say of a server that is healthy all the same.
-OF_TENSORS = frozenset({"serve.missing-tensors", "serve.unknown-tensors", "serve.head-dropped"})
 Say = Callable[[str], None]
 
 
@@ -61,7 +60,7 @@ class Setting(NamedTuple):
     timeout: float = 1200.0
     request: float = 300.0
     gap: float = 0.5
-    also: Callable[[Server, Cell], Also] | None = None
+    also: Callable[[Server, Ran], Also] | None = None
 
 
 class Ran(NamedTuple):
@@ -146,17 +145,19 @@ def _served_by(
     except process.NotReady as error:
         ran = ran._replace(findings=(*ran.findings, error.finding))
     text = process.read_log(running.log)
-    found = [] if ran.started is None else log_findings(engine, text)
     end = tuple(map(process.shown, text.splitlines()[-LOG_SHOWN:]))
-    return ran._replace(findings=(*ran.findings, *found), kernels=_kernels(engine, text), log_end=end)
+    found = (*ran.findings, *log_findings(engine, text))
+    return ran._replace(findings=found, kernels=_kernels(engine, text), log_end=end)
 
 
 def log_findings(engine: Engine, log: str) -> list[Finding]:
-    """What the log of a server that is healthy says of tensors that are not where they should be."""
+    """What a server says that lives on, or lived until something else ended it; a line is what its first rule says."""
     found: dict[str, list[tuple[str, str | None]]] = {}
-    for rule, match, line in process.signs(engine.rules, log):
-        if rule.id in OF_TENSORS:
+    told: set[str] = set()
+    for rule, match, line in process.signs([rule for rule in engine.rules if not rule.fatal], log):
+        if line not in told:
             found.setdefault(rule.id, []).append((process.shown(line), match.groupdict().get("tensor")))
+        told.add(line)
     return [
         Finding(id, line, tensor=tensor, data={"lines": len(lines)})
         for id, lines in found.items()
@@ -165,8 +166,9 @@ def log_findings(engine: Engine, log: str) -> list[Finding]:
 
 
 def _kernels(engine: Engine, log: str) -> tuple[str, ...]:
-    lines = (line for line in log.splitlines() if engine.kernels and engine.kernels.search(line))
-    return tuple(dict.fromkeys(map(process.shown, lines)))[:KERNELS_SHOWN]
+    """What it says of them, without the lines around: SGLang's arguments are a line of ten thousand characters."""
+    found = engine.kernels.finditer(log) if engine.kernels else ()
+    return tuple(dict.fromkeys(process.shown(match[0]) for match in found))[:KERNELS_SHOWN]
 
 
 # --- requests ----------------------------------------------------------------------------------------------
@@ -187,7 +189,8 @@ def _asked(
     try:
         say(f"{engine.label} decodes")
         first = texts.items[0]
-        engine.complete(server, first.prompt, 1)  # the first request may compile; it counts nowhere
+        if running:
+            process.wait_token(running, engine, server, first.prompt, setting.timeout, say)
         before, start = engine.counters(server), running.log.stat().st_size if running else 0
         for name, prompt in ids.items():
             answers[name] = engine.complete(server, prompt, max_tokens)
@@ -202,20 +205,33 @@ def _asked(
             *_together(engine, server, ids, answers, max_tokens, setting.gap),
         ]
         if setting.also:
-            more = setting.also(server, ran.cell)
+            more = setting.also(server, ran)
             ran = ran._replace(score=more.score, told=more.told)
             found += more.findings
+    except process.NotReady as error:
+        found = [_crash(error.finding)]
     except client.Failed as error:
         found = [_broken(error, engine, running)]
     return ran._replace(findings=(*ran.findings, *found))
 
 
 def _broken(error: client.Failed, engine: Engine, running: process.Running | None) -> Finding:
-    """Why a request failed."""
-    time.sleep(process.POLL)
-    if running is None or process.is_up(running):
+    """Why a request failed: an engine that dies of one may say 500 first, and why only in its log."""
+    if running is None:
         return Finding("serve.request", str(error), data={"status": error.status})
-    cause = process.classify(engine.rules, process.read_log(running.log), process.stop(running).code)
+    deadline = time.monotonic() + (LINGERING if error.status is None or error.status >= 500 else process.POLL)
+    while process.is_up(running) and time.monotonic() < deadline:
+        time.sleep(process.POLL)
+    if process.is_up(running):
+        cause = process.root_cause(process.read_log(running.log)) if error.status != 200 else None
+        return Finding(
+            "serve.request", f"{error}; its log: {cause}" if cause else str(error), data={"status": error.status}
+        )
+    return _crash(process.classify(engine.rules, process.read_log(running.log), process.stop(running).code))
+
+
+def _crash(cause: Finding) -> Finding:
+    """What ended a server that was healthy."""
     if cause.id in {"serve.start", "engine.crashed"}:
         return Finding("serve.crash", f"died on a request: {cause.message}", data=cause.data)
     return cause

@@ -100,11 +100,13 @@ class Rule(NamedTuple):
     """A line of an engine's log that means something: the ``id`` of a finding, and what it looks like.
 
     Ids of ``engine.…`` say that the machine is at fault, those of ``serve.…`` that the checkpoint is (or that this
-    engine does not take it). A group called ``tensor`` is what the line is about.
+    engine does not take it). A group called ``tensor`` is what the line is about. Rules that are ``fatal`` say why a
+    server ended, the others what is wrong with one that lives on.
     """
 
     id: str
     pattern: re.Pattern[str]
+    fatal: bool = True
 
 
 def _in_float32(command: Sequence[str]) -> bool:
@@ -122,10 +124,12 @@ class Engine(NamedTuple):
     ``command``             the words that start a server; variables are set by a leading ``env`` (:func:`words`)
     ``model``               what requests call the model
     ``ready``               one look: whether it says that it is healthy. False on any failure to connect
-    ``complete``            greedy tokens after a prompt of ids, the end of text ignored. Raises ``client.Failed``
+    ``complete``            greedy tokens after a prompt of ids, going on after the end of text where the engine can as
+                            after any other. Raises ``client.Failed``
     ``score``               logprobs of ``ids[1:]``, each given the ids before it; None where it cannot be had
     ``counters``            what was speculated since the start; None where only answers tell, or nothing does
     ``windows``             accept lengths that a part of the log tells of, a figure for each line
+    ``interval``            decoding steps that such a line is of
     ``rules``               what its log says, root causes first
     ``kernels``             lines of its log that name kernels and attention backends
     ``is_exact``            whether a server that these words started computes in float32
@@ -145,6 +149,7 @@ class Engine(NamedTuple):
     model: Callable[[Launch], str] = lambda launch: str(launch.checkpoint)
     counters: Callable[[Server], Speculation | None] = lambda server: None
     windows: Callable[[str], Sequence[float]] = lambda log: ()
+    interval: int | None = None
     rules: tuple[Rule, ...] = ()
     kernels: re.Pattern[str] | None = None
     is_exact: Callable[[Sequence[str]], bool] = _in_float32

@@ -112,27 +112,28 @@ def run(
     ask: Callable[[str], str],
     failures: tuple[type[Exception], ...],
     *,
+    read: Callable[[str], Decimal | None] = number,
     journal: Path | None = None,
     about: str = "",
     workers: int = 1,
     pause: float = 1.0,
     told: Callable[[int, int], None] = lambda correct, n: None,
 ) -> Score:
-    """The score of ``tasks``, each message given to ``ask``, ``workers`` at a time.
+    """The score of ``tasks``, each message given to ``ask``, ``workers`` at a time; ``read`` finds a reply's number.
 
     An answer that ends in one of ``failures`` is tried again after ``pause`` seconds, twice; a third failure ends the
     run, unmeasured. Replies are kept in ``journal``, and those that a former run kept for the same tasks and the same
     ``about`` (what is asked: checkpoint, engine, launch) are not asked again. ``told`` hears the count so far.
     """
     replies = _kept(journal, _key(tasks, about))
-    correct = sum(number(reply) == tasks[index].answer for index, reply in replies.items())
+    correct = sum(read(reply) == tasks[index].answer for index, reply in replies.items())
     waiting = [index for index in range(len(tasks)) if index not in replies]
     done = len(replies)
     for index, reply, failure in _asked(tasks, waiting, ask, failures, workers, pause):
         if failure is not None:
             return Score(correct, done, failure)
         _keep(journal, {"index": index, "reply": reply})
-        correct += number(reply) == tasks[index].answer
+        correct += read(reply) == tasks[index].answer
         done += 1
         told(correct, done)
     return Score(correct, done)
@@ -191,7 +192,7 @@ def _kept(journal: Path | None, key: str) -> dict[int, str]:
         return {}
     lines = list(_lines(journal)) if journal.is_file() else []
     same = bool(lines) and lines[0].get("key") == key
-    kept = {line["index"]: line["reply"] for line in lines[1:]} if same else {}
+    kept = {line["index"]: line["reply"] for line in lines[1:] if line.keys() >= {"index", "reply"}} if same else {}
     journal.write_text(json.dumps({"key": key}) + "\n", "utf-8")
     for index, reply in kept.items():
         _keep(journal, {"index": index, "reply": reply})

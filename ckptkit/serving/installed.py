@@ -23,15 +23,15 @@ sys.exit(1)
 """
 
 
-def of_python(python: str | None, *distributions: str) -> str:
+def of_python(python: str | None, *distributions: str, option: str = "--engine-python") -> str:
     """The version of the first of ``distributions`` that ``python`` has, None for this interpreter.
 
-    Nothing is imported. Raises UserError (``engine.missing``).
+    Nothing is imported. ``option`` names another interpreter. Raises UserError (``engine.missing``).
     """
     said = _run([python or sys.executable, "-c", _ASK, *distributions])
     if said is None or said.returncode:
         where = python or sys.executable
-        hint = f"{where} -m pip install {distributions[0]}, or --engine-python of an environment that has it"
+        hint = f"{where} -m pip install {distributions[0]}, or {option} of an environment that has it"
         raise fail("engine.missing", f"{where} has no {distributions[0]}", hint=hint)
     return said.stdout.strip()
 

@@ -80,11 +80,11 @@ def limits(rounding: tuple[float, float], is_exact: bool) -> tuple[float, float]
 
 
 def stored(found: Difference, limit: tuple[float, float]) -> Iterator[Finding]:
-    """``serve.logprob`` and ``serve.nan``."""
+    """``serve.logprob`` and ``serve.nan``: what is no number is not off by any number of nats."""
     data = {**found._asdict(), "limit_mean": limit[0], "limit_largest": limit[1]}
     if found.nan:
         yield Finding("serve.nan", f"{found.nan} of {found.positions} logprobs are no numbers", data=data)
-    if found.mean > limit[0] or found.largest > limit[1]:
+    if limit[0] < found.mean < math.inf or limit[1] < found.largest < math.inf:
         message = (
             f"logprobs are {found.mean:.3f} nat off what is stored, {found.largest:.3f} at most,"
             f" over {found.positions} positions; rounding allows {limit[0]:.3f} and {limit[1]:.3f}"
@@ -138,7 +138,10 @@ def greedy(found: Iterable[Divergence], spread: float) -> Iterator[Finding]:
 
 
 def degenerate(name: str, answer: Answer, expected: Item | None) -> Iterator[Finding]:
-    """``serve.decode``: nothing, one token for ever, bytes that are no text. What the reference says too is no fault."""
+    """``serve.decode``: nothing, one token for ever, bytes that are no text; ``serve.nan``: logprobs that are no numbers.
+
+    What the reference says too is no fault.
+    """
     wanted = expected.tokens if expected else ()
     tokens = answer.tokens or ()
     if answer.tokens is not None and not tokens:
@@ -149,6 +152,9 @@ def degenerate(name: str, answer: Answer, expected: Item | None) -> Iterator[Fin
         yield Finding("serve.decode", f"{name}: an empty text")
     elif answer.text and set(answer.text.strip()) == {"\ufffd"}:
         yield Finding("serve.decode", f"{name}: the text is no valid UTF-8")
+    nan = sum(not math.isfinite(value) for value in answer.logprobs or ())
+    if nan:
+        yield Finding("serve.nan", f"{name}: {nan} of {len(tokens)} logprobs are no numbers", data={"nan": nan})
 
 
 def uniform(answers: Mapping[str, Answer], vocabulary: int | None) -> Iterator[Finding]:

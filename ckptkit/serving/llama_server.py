@@ -38,14 +38,14 @@ def command(launch: Launch) -> list[str]:
     for speculation that llama-server does not have.
     """
     own = [
-        "-m", str(_gguf(launch.checkpoint)), "--host", "127.0.0.1", "--port", str(launch.port),
+        "-m", str(gguf_file(launch.checkpoint)), "--host", "127.0.0.1", "--port", str(launch.port),
         "--seed", "0", "--metrics", "--no-repack",
     ]  # fmt: skip
     program = launch.program or ("llama-server",)
     return words([*program, *own, *_speculation(launch.method), *launch.arguments, *launch.method.arguments])
 
 
-def _gguf(checkpoint: Path) -> Path:
+def gguf_file(checkpoint: Path) -> Path:
     """The file itself, or the one in the folder; of a model in parts the first."""
     if not checkpoint.is_dir():
         return checkpoint
@@ -67,7 +67,7 @@ def _speculation(method: Method) -> list[str]:
         raise fail("serve.unsupported", f"llama-server drafts chains: {method.name} with topk={method.topk} is a tree")
     flags = ["--spec-type", METHODS[method.name]]
     if method.draft is not None:
-        flags += ["--spec-draft-model", str(_gguf(method.draft))]
+        flags += ["--spec-draft-model", str(gguf_file(method.draft))]
     count = drafted(method)
     if count is not None:
         size = "--spec-ngram-simple-size-m" if method.name == "ngram" else "--spec-draft-n-max"
@@ -90,8 +90,11 @@ def ready(server: Server) -> bool:
 
 
 def complete(server: Server, ids: Sequence[int], count: int) -> Answer:
-    """``count`` greedy tokens. Only :func:`counters` tell what was speculated: an answer does not count its steps."""
-    body = _body(ids, count) | {"ignore_eos": True, "cache_prompt": False}
+    """``count`` greedy tokens, fewer where the text ends: told to ignore that, llama-server never says the token.
+
+    Only :func:`counters` tell what was speculated: an answer does not count its steps.
+    """
+    body = _body(ids, count) | {"cache_prompt": False}
     began = time.monotonic()
     answer = post(server, "/completion", body)
     seconds = time.monotonic() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from .engine import Rule
 
@@ -17,6 +18,10 @@ _REFUSALS = (
 )
 
 
-def rules(*own: tuple[str, str]) -> tuple[Rule, ...]:
-    """An engine's own pairs of id and pattern, then those that SGLang and vLLM share."""
-    return tuple(Rule(id, re.compile(pattern)) for id, pattern in (*own, *_REFUSALS))
+def rules(*own: tuple[str, str], warnings: Sequence[tuple[str, str]] = ()) -> tuple[Rule, ...]:
+    """An engine's own pairs of id and pattern, then those that SGLang and vLLM share.
+
+    ``warnings`` are what it says and lives on.
+    """
+    fatal = [Rule(id, re.compile(pattern)) for id, pattern in (*own, *_REFUSALS)]
+    return (*fatal, *(Rule(id, re.compile(pattern), fatal=False) for id, pattern in warnings))

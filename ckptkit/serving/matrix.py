@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from .cell import Cell, Ran, Say, Setting, run_cell
 from .engine import NONE
 from .judge import Difference, Divergence
 from .prompts import Prompt
-from .recording import TOKENIZER, Item, Recording, digest, vocabulary
+from .recording import TOKENIZER, Item, Recording, Weights, digest, vocabulary
 
 # Asked where nothing is known of a checkpoint's tokens: whether it decodes at all.
 _BLIND = Recording({}, (Item("blind", (1, 2, 3, 4, 5), (), (), ()),))
@@ -71,7 +71,7 @@ class Making(NamedTuple):
 
 
 def references(
-    checkpoints: Mapping[str, Checkpoint | None], source: Checkpoint | None, golden: Recording | None, making: Making
+    checkpoints: Mapping[str, Weights | None], source: Checkpoint | None, golden: Recording | None, making: Making
 ) -> References:
     """Run the source and each checkpoint in float32, one after another, or take a golden file in place of one of them.
 
@@ -80,14 +80,22 @@ def references(
     refs = References({}, None, {}, {}, {})
     if source is not None:
         refs = refs._replace(source=_source(source, making))
-    for label, checkpoint in checkpoints.items():
+    for label, weights in checkpoints.items():
         if golden is not None:
-            is_own = checkpoint is None or digest(checkpoint) == golden.about.get("source")
+            is_own = weights is None or digest(weights) == golden.about.get("source")
             refs = _with(refs, label, golden, golden) if is_own else refs._replace(source=golden)
-        if label not in refs.own and checkpoint is not None:
-            refs = _with_own(refs, label, checkpoint, source, making)
-        elif checkpoint is None and label not in refs.own:
+        if label not in refs.own and weights is not None:
+            refs = _with_own(refs, label, weights, source, making)
+        elif weights is None and label not in refs.own:
             refs = _without(refs, label, "its values are not known to ckptkit", ())
+    return refs
+
+
+def without_references(labels: Iterable[str], reason: str) -> References:
+    """Where nothing can be served, so that there will be nothing to judge."""
+    refs = References({}, None, {}, {}, {})
+    for label in labels:
+        refs = _without(refs, label, reason, ())
     return refs
 
 
@@ -97,31 +105,27 @@ def _source(source: Checkpoint, making: Making) -> Recording:
     scratch = _folder(making, "source")
     with reference.running(source, scratch, making.timeout, making.progress, making.say) as server:
         try:
-            rendered = reference.rendered(server, source, making.prompts)
+            rendered = reference.rendered(server, making.prompts)
             return reference.record(server, source, rendered, making.max_tokens)
         except client.Failed as error:
             raise reference.Unavailable(f"the reference did not answer: {error}") from None
 
 
-def _with_own(
-    refs: References, label: str, checkpoint: Checkpoint, source: Checkpoint | None, making: Making
-) -> References:
+def _with_own(refs: References, label: str, weights: Weights, source: Checkpoint | None, making: Making) -> References:
     """Run a checkpoint's own values."""
-    if refs.source and source and checkpoint.source.root == source.source.root:
+    if refs.source and source and isinstance(weights, Checkpoint) and weights.source.root == source.source.root:
         return _with(refs, label, refs.source, refs.source)
     making.say(f"{label} runs in float32")
     try:
-        with reference.running(
-            checkpoint, _folder(making, label), making.timeout, making.progress, making.say
-        ) as server:
-            rendered = reference.rendered(server, checkpoint, making.prompts)
+        with reference.running(weights, _folder(making, label), making.timeout, making.progress, making.say) as server:
+            rendered = reference.rendered(server, making.prompts)
             if refs.source is None:
-                own = reference.record(server, checkpoint, rendered, making.max_tokens)
+                own = reference.record(server, weights, rendered, making.max_tokens)
                 found = list(_round_trips(rendered, making.prompts))
             else:
-                own = reference.follow(server, checkpoint, refs.source)
+                own = reference.follow(server, weights, refs.source)
                 found = list(_round_trips(rendered, making.prompts))
-                found += _tokenizer(rendered, checkpoint, refs.source, is_golden=source is None)
+                found += _tokenizer(rendered, weights, refs.source, is_golden=source is None)
     except reference.Unavailable as error:
         return _without(refs, label, str(error), error.findings)
     except client.Failed as error:
@@ -150,7 +154,7 @@ def _folder(making: Making, label: str) -> Path:
 
 
 def _tokenizer(
-    rendered: Sequence[reference.Rendered], checkpoint: Checkpoint, source: Recording, is_golden: bool
+    rendered: Sequence[reference.Rendered], weights: Weights, source: Recording, is_golden: bool
 ) -> Iterator[Finding]:
     """``serve.tokenizer``: other ids than the source's. A golden file may be of other prompts: its files' digest counts."""
     theirs = {item.name: item.prompt for item in source.items}
@@ -161,7 +165,8 @@ def _tokenizer(
         elif mine[name] != ids:
             message = f"{name}: {len(mine[name])} tokens, other than the source's {len(ids)}"
             yield Finding("serve.tokenizer", message)
-    if is_golden and digest(checkpoint, TOKENIZER) != source.about.get("tokenizer"):
+    has_files = isinstance(weights, Checkpoint)
+    if is_golden and has_files and digest(weights, TOKENIZER) != source.about.get("tokenizer"):
         yield Finding("serve.tokenizer", "the tokenizer's files are not those of the source", severity="warning")
 
 
@@ -212,6 +217,8 @@ def judge_cell(ran: Ran, plain: Ran | None, refs: References, limits: Limits) ->
         judged = _converted(judged, plain, refs.source, limits)
     if ran.cell.method.name != NONE:
         judged = _speculated(judged, plain, refs, limits)
+    elif limits.min_accept_length is not None and not ran.command:
+        judged.findings.extend(judge.accept_length(ran.speculation, limits.min_accept_length))
     return judged
 
 
@@ -271,7 +278,8 @@ def _converted(judged: Judged, plain: Ran | None, source: Recording, limits: Lim
     if found is None:
         judged = _skipping(judged, "serve.tolerance", f"{judged.ran.cell.engine.label} gives no logprobs")
         return judged._replace(divergences=parted)
-    allowed = limits.tolerance or judge.tolerance(bits(judged.ran.cell.checkpoint))
+    by_format = judge.tolerance(bits(judged.ran.cell.checkpoint))
+    allowed = by_format if limits.tolerance is None else limits.tolerance
     judged.findings.extend([*judge.converted(found, allowed), *judge.greedy(parted, found.p99)])
     return judged._replace(source=found, tolerance=allowed, divergences=parted)
 

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +130,14 @@ def serving(command: Sequence[str], log: Path, grace: float) -> Iterator[Running
             stop(running)
 
 
+def run(command: Sequence[str], log: Path, grace: float) -> int:
+    """The exit status of a program that ends by itself; nothing is left of it, however this is left."""
+    with serving(command, log, grace) as running:
+        while is_up(running):
+            time.sleep(POLL)
+        return stop(running).code
+
+
 def is_up(running: Running) -> bool:
     return running.keeper.poll() is None and running.pid is not None
 
@@ -151,39 +160,74 @@ def wait_ready(
     ``say`` is told what goes on. Raises NotReady with the reason: what the log says of a server that ended, or of one
     that is not healthy after ``timeout`` seconds, whether it still compiles or hangs.
     """
+    return _wait(running, engine, lambda: engine.ready(server), timeout, f"{engine.label} is starting", say)
+
+
+def wait_token(
+    running: Running, engine: Engine, server: Server, prompt: Sequence[int], timeout: float, say: Callable[[str], None]
+) -> None:
+    """Wait until a healthy server has decoded a token after ``prompt``: many engines compile on their first request.
+
+    Raises NotReady as :func:`wait_ready` does, and client.Failed where the request is refused.
+    """
+    pool = ThreadPoolExecutor(1)
+    patient = server._replace(timeout=2 * timeout)  # not the request's own end, but whether something compiles, decides
+    asked = pool.submit(engine.complete, patient, prompt, 1)
+    pool.shutdown(wait=False)
+    _wait(running, engine, asked.done, timeout, f"{engine.label} decodes its first token", say)
+    asked.result()
+
+
+def _wait(
+    running: Running,
+    engine: Engine,
+    is_done: Callable[[], bool],
+    timeout: float,
+    doing: str,
+    say: Callable[[str], None],
+) -> float:
     began = time.monotonic()
     while is_up(running):
-        if engine.ready(server):
+        if is_done():
             return time.monotonic() - began
         waited = time.monotonic() - began
-        compiling = compilers(running.pid)
+        compiling = compilers(running)
         if waited > timeout:
             raise NotReady(timed_out(running.log, waited, compiling))
-        say(f"{engine.label} compiles kernels ({compiling[0]})" if compiling else f"{engine.label} is starting")
+        say(f"{engine.label} compiles kernels ({compiling[0]})" if compiling else doing)
         time.sleep(POLL)
     raise NotReady(classify(engine.rules, read_log(running.log), stop(running).code))
 
 
 def timed_out(log: Path, seconds: float, compiling: Sequence[str]) -> Finding:
     """Not healthy in time: the machine's fault where a compiler still runs, else a hang."""
-    last = next((line for line in reversed(read_log(log).splitlines()) if line.strip()), "nothing")
-    data = {"log": str(log), "last_line": shown(last)}
+    last = last_line(read_log(log))
+    data = {"log": str(log), "last_line": last}
     if compiling:
         message = f"not healthy after {seconds:.0f} s, and {compiling[0]} still compiles its kernels"
         return Finding("engine.timeout", message, data=data, hint="a longer --timeout; what is compiled is kept")
-    message = f"not healthy after {seconds:.0f} s, and nothing compiles: the log ends with {shown(last)!r}"
+    message = f"not healthy after {seconds:.0f} s, and nothing compiles: the log ends with {last!r}"
     return Finding("serve.hang", message, data=data)
 
 
-def compilers(group: int | None) -> list[str]:
-    """Compilers that run in a process group, by name; none where the system does not tell."""
-    found = []
+def compilers(running: Running) -> list[str]:
+    """Compilers among the processes that came of a server, by name; none where the system does not tell.
+
+    All of them are its keeper's descendants, also those in sessions of their own.
+    """
+    parents, names = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             name, _, rest = stat.read_text("utf-8", "replace").partition("(")[2].rpartition(")")
-            if name in COMPILERS and int(rest.split()[2]) == group:
-                found.append(name)
-    return found
+            parents[int(stat.parent.name)] = int(rest.split()[1])
+            names[int(stat.parent.name)] = name
+    return [name for pid, name in names.items() if name in COMPILERS and running.keeper.pid in _ancestors(pid, parents)]
+
+
+def _ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
 
 
 # --- what a log says ---------------------------------------------------------------------------------------
@@ -206,25 +250,26 @@ def signs(rules: Sequence[Rule], log: str) -> list[tuple[Rule, re.Match[str], st
 def classify(rules: Sequence[Rule], log: str, code: int) -> Finding:
     """Why a server ended: what a rule finds in its log, or else how it ended and the exception that began it.
 
-    Servers live with names that are left over and with modules that are not there: such a line is why one ended only
-    where it is its last exception.
+    Servers live with exceptions about names that are left over and modules that are not there: such a one is why it
+    ended only where it is the last.
     """
-    passing = [rule for rule in rules if rule.id == "serve.unknown-tensors"]
-    fatal = [*(rule for rule in rules if rule not in passing), *COMMON]
-    for rule, found, line in signs(fatal, log):
+    fatal = [rule for rule in rules if rule.fatal]
+    for rule, found, line in signs([*fatal, *COMMON], log):
+        if rule.id == "serve.unknown-tensors" and _EXCEPTION.search(line):
+            continue
         return Finding(rule.id, shown(line), tensor=found.groupdict().get("tensor"), data={"code": code})
     cause = root_cause(log)
     if cause:
-        known = signs((_NO_MODULE, *passing), cause)
-        id = known[0][0].id if known else "serve.start"
-        return Finding(id, f"ended with status {code}: {cause}", data={"code": code})
+        known = signs([_NO_MODULE, *fatal], cause)
+        id, tensor = (known[0][0].id, known[0][1].groupdict().get("tensor")) if known else ("serve.start", None)
+        return Finding(id, f"ended with status {code}: {cause}", tensor=tensor, data={"code": code})
     if code == -signal.SIGKILL:
         return Finding("engine.killed", "killed from outside: its log names no error", data={"code": code})
     if code < 0:
         name = signal.Signals(-code).name
         return Finding("engine.crashed", f"ended by {name}; its log names no error", data={"code": code})
-    last = next((line for line in reversed(log.splitlines()) if line.strip()), "nothing")
-    return Finding("serve.start", f"ended with status {code}; its log ends with {shown(last)!r}", data={"code": code})
+    message = f"ended with status {code}; its log ends with {last_line(log)!r}"
+    return Finding("serve.start", message, data={"code": code})
 
 
 def root_cause(log: str) -> str | None:
@@ -236,6 +281,11 @@ def root_cause(log: str) -> str | None:
         if found and not _CONSEQUENCE.search(line):
             cause, chained = (cause if chained and cause else shown(found["line"])), False
     return cause
+
+
+def last_line(log: str) -> str:
+    """The last line that says something."""
+    return shown(next((line for line in reversed(log.splitlines()) if line.strip()), "nothing"))
 
 
 def shown(line: str) -> str:

@@ -18,6 +18,7 @@ from ..errors import fail, unreadable
 from ..files.checkpoint import CONFIG, Checkpoint
 
 SCHEMA = 1
+GGUF_START = 32 << 20  # bytes
 DIGITS = 6  # of a logprob: a millionth of a nat
 TOKENIZER = (
     "tokenizer.json",
@@ -27,6 +28,10 @@ TOKENIZER = (
     "vocab.json",
     "merges.txt",
 )
+
+
+# What values are run of: a checkpoint, or a GGUF file.
+Weights = Checkpoint | Path
 
 
 class Item(NamedTuple):
@@ -62,8 +67,20 @@ class Recording(NamedTuple):
     rounding: tuple[float, float] = (0.0, 0.0)
 
 
-def digest(checkpoint: Checkpoint, names: Iterable[str] | None = None) -> str:
-    """sha256 of the files of that name; without names of the config and the headers: what the checkpoint is made of."""
+def digest(weights: Weights, names: Iterable[str] | None = None) -> str:
+    """sha256 of the files of that name; without names of the config and the headers: what the checkpoint is made of.
+
+    Of a GGUF file, which has no other files, that of its size and its beginning, in which such a header lies.
+    """
+    return _of_gguf(weights) if isinstance(weights, Path) else _of_checkpoint(weights, names)
+
+
+def _of_gguf(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.sha256(f"{file.stat().st_size}\0".encode() + content.read(GGUF_START)).hexdigest()
+
+
+def _of_checkpoint(checkpoint: Checkpoint, names: Iterable[str] | None) -> str:
     source, sums = checkpoint.source, hashlib.sha256()
     for name in sorted(name for name in names or (CONFIG, *checkpoint.shards) if name in source.files):
         header = checkpoint.shards.get(name)
@@ -72,24 +89,17 @@ def digest(checkpoint: Checkpoint, names: Iterable[str] | None = None) -> str:
     return sums.hexdigest()
 
 
-def about(checkpoint: Checkpoint, dtype: str, engine: str, version: str) -> dict[str, Any]:
-    """What a recording says of itself."""
+def about(weights: Weights, told: Mapping[str, Any], dtype: str, engine: str, version: str) -> dict[str, Any]:
+    """What a recording says of itself; ``told`` is what the server says: its vocabulary, whether it takes chats."""
     return {
-        "source": digest(checkpoint),
-        "tokenizer": digest(checkpoint, TOKENIZER),
+        "source": digest(weights),
+        "tokenizer": digest(weights, TOKENIZER),
         "dtype": dtype,
         "engine": engine,
         "version": version,
-        "vocabulary": vocabulary(checkpoint),
-        "chat": has_template(checkpoint),
+        "vocabulary": told["vocabulary"],
+        "chat": told["chat"],
     }
-
-
-def has_template(checkpoint: Checkpoint) -> bool:
-    """Whether it has a chat template, in a file of its own or in the tokenizer's config."""
-    source = checkpoint.source
-    config = source.text("tokenizer_config.json") if "tokenizer_config.json" in source.files else ""
-    return "chat_template.jinja" in source.files or '"chat_template"' in config
 
 
 def vocabulary(checkpoint: Checkpoint) -> int | None:

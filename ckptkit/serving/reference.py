@@ -1,7 +1,7 @@
-"""The reference: a checkpoint's own values, dequantized by ckptkit and run in float32, with nothing missing.
+"""The reference: a checkpoint's own values, dequantized and run in float32, with nothing missing.
 
 Its formats are read by :mod:`ckptkit.decode` and not by the library that an engine reads them with, so that an engine
-that misreads them differs. A process of its own computes it: what it takes in memory is free again before a server
+that misreads them differs; a GGUF file's by transformers. A process of its own computes it: what it takes in memory is free again before a server
 starts.
 """
 
@@ -22,7 +22,10 @@ from ..stored import declared_quantization
 from . import client, installed, process, transformers
 from .engine import Server
 from .prompts import Prompt
-from .recording import Item, Recording, about, has_template
+from .recording import Item, Recording, Weights, about
+
+# How llama.cpp computes with quantized matrices: by inputs in eight bits, a scale for each 32.
+EIGHT_BITS = {"block": 32}
 
 
 class Unavailable(Exception):
@@ -43,11 +46,13 @@ class Rendered(NamedTuple):
 
 @contextlib.contextmanager
 def running(
-    checkpoint: Checkpoint, scratch: Path, timeout: float, progress: Progress, say: Callable[[str], None]
+    weights: Weights, scratch: Path, timeout: float, progress: Progress, say: Callable[[str], None]
 ) -> Iterator[Server]:
     """A server of the reference; what it needs in ``scratch`` is gone afterwards. Raises Unavailable."""
     try:
-        with _serving(floats(checkpoint, scratch, progress), checkpoint, scratch, timeout, say) as server:
+        place = weights if isinstance(weights, Path) else floats(weights, scratch, progress)
+        own_head = isinstance(weights, Checkpoint) and has_own_head(weights)
+        with _serving(place, own_head, scratch, timeout, say) as server:
             yield server
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -55,11 +60,11 @@ def running(
 
 @contextlib.contextmanager
 def _serving(
-    folder: Path, checkpoint: Checkpoint, scratch: Path, timeout: float, say: Callable[[str], None]
+    place: Path, own_head: bool, scratch: Path, timeout: float, say: Callable[[str], None]
 ) -> Iterator[Server]:
     port = process.free_port()
-    command = transformers.reference_command(folder, port, has_own_head(checkpoint))
-    server = Server(f"http://127.0.0.1:{port}", str(folder), timeout)
+    command = transformers.reference_command(place, port, own_head)
+    server = Server(f"http://127.0.0.1:{port}", str(place), timeout)
     with process.serving(command, scratch / "reference.log", transformers.ENGINE.grace) as started:
         try:
             process.wait_ready(started, transformers.ENGINE, server, timeout, say)
@@ -98,29 +103,30 @@ def has_own_head(checkpoint: Checkpoint) -> bool:
 # --- what it is asked --------------------------------------------------------------------------------------
 
 
-def rendered(server: Server, checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> list[Rendered]:
+def rendered(server: Server, prompts: Sequence[Prompt]) -> list[Rendered]:
     """The prompts as the server's tokenizer and chat template have them; without a template, only the texts.
 
     Raises client.Failed.
     """
-    asked = [prompt for prompt in prompts if "prompt" in prompt.body or has_template(checkpoint)]
+    has_template = client.get_json(server, "/about")["chat"]
+    asked = [prompt for prompt in prompts if "prompt" in prompt.body or has_template]
     found = [client.post(server, "/tokenize", prompt.body) for prompt in asked]
     return [Rendered(p.name, tuple(f["ids"]), f["text"]) for p, f in zip(asked, found, strict=True)]
 
 
-def record(server: Server, checkpoint: Checkpoint, prompts: Sequence[Rendered], max_tokens: int) -> Recording:
+def record(server: Server, weights: Weights, prompts: Sequence[Rendered], max_tokens: int) -> Recording:
     """Greedy continuations of the prompts, with their logprobs, and what bfloat16 would make of these."""
     answers = [transformers.complete(server, prompt.ids, max_tokens) for prompt in prompts]
     items = [
         _scored(server, Item(p.name, p.ids, a.tokens or (), (), (), p.text, a.text))
         for p, a in zip(prompts, answers, strict=True)
     ]
-    return _recording(server, checkpoint, items)
+    return _recording(server, weights, items)
 
 
-def follow(server: Server, checkpoint: Checkpoint, recording: Recording) -> Recording:
+def follow(server: Server, weights: Weights, recording: Recording) -> Recording:
     """The same texts as those of another recording, with the logprobs of this server."""
-    return _recording(server, checkpoint, [_scored(server, item) for item in recording.items])
+    return _recording(server, weights, [_scored(server, item) for item in recording.items])
 
 
 def _scored(server: Server, item: Item) -> Item:
@@ -134,13 +140,14 @@ def _best(ids: Sequence[int], values: Sequence[float | None]) -> tuple[tuple[int
     return tuple((id, float("nan") if value is None else value) for id, value in zip(ids, values, strict=True))
 
 
-def _recording(server: Server, checkpoint: Checkpoint, items: Sequence[Item]) -> Recording:
-    """With the rounding measured: the server's weights are bfloat16 afterwards."""
+def _recording(server: Server, weights: Weights, items: Sequence[Item]) -> Recording:
+    """With the rounding measured: the server computes as its engines do afterwards."""
     version = installed.of_python(None, "transformers")
-    client.post(server, "/round", {"dtype": "bfloat16"})
+    client.post(server, "/round", EIGHT_BITS if isinstance(weights, Path) else {"dtype": "bfloat16"})
     off = [abs(a - b) for item in items for a, b in zip(_logprobs(server, item), item.logprobs, strict=True)]
     rounding = (sum(off) / len(off), max(off))
-    return Recording(about(checkpoint, "float32", "transformers", version), tuple(items), rounding)
+    told = client.get_json(server, "/about")
+    return Recording(about(weights, told, "float32", "transformers", version), tuple(items), rounding)
 
 
 def _logprobs(server: Server, item: Item) -> Sequence[float]:

@@ -155,6 +155,7 @@ ENGINE = Engine(
     complete=complete,
     score=score,
     windows=windows,
+    interval=INTERVAL,
     rules=rules(
         # What ends a server on a machine or for a file stands before the heads that it dropped on its way there.
         ("engine.memory", r"Loaded weights leave no GPU memory for the KV cache|Not enough memory\. |out of memory"),
@@ -162,8 +163,12 @@ ENGINE = Engine(
         ("engine.port", r"port .* is not available|Port is already in use"),
         ("serve.unsupported", r"Unable to find matching target for (?P<tensor>\S+) in the compressed-tensors config"),
         ("serve.unsupported", r"Unknown speculative algorithm name: "),
-        ("serve.head-dropped", r"Parameter (?P<tensor>(?:\w+\.)*lm_head\.\w+) not found in params_dict"),
-        ("serve.unknown-tensors", r"Parameter (?P<tensor>\S+) not found in params_dict"),
+        # MiMo and others that look every name up: a packed head ends them, where Qwen only warns.
+        ("serve.unsupported", r"KeyError: '(?P<tensor>(?:\w+\.)*lm_head\.weight_\w+)'"),
+        warnings=(
+            ("serve.head-dropped", r"Parameter (?P<tensor>(?:\w+\.)*lm_head\.\w+) not found in params_dict"),
+            ("serve.unknown-tensors", r"Parameter (?P<tensor>\S+) not found in params_dict"),
+        ),
     ),
     kernels=re.compile(
         r"\b(?:attention|sampling|grammar|speculative_draft_attention)_backend='\w+'"

@@ -46,7 +46,7 @@ def outcome(cells: Sequence[Judged], has_source: bool, also: Collection[str], se
     ]
     speculative = any(judged.ran.cell.method.name != NONE for judged in cells)
     left_out = (set() if has_source else _OF_SOURCE) | (set() if speculative else _OF_SPECULATION)
-    left_out |= _OF_ALSO - set(also)
+    left_out = (left_out | _OF_ALSO) - set(also)
     ids = [page.id for page in PAGES if page.id not in left_out]
     results = [_result(id, cells, [f for f in findings if f.id == id], seconds) for id in ids]
     return Outcome(results, findings, {})
@@ -83,7 +83,7 @@ def _row(judged: Judged) -> tuple[str, ...]:
         _nats(judged.own.mean if judged.own else None),
         _nats(judged.source.mean if judged.source else None),
         f"{counted[0]}/{counted[1]}" if counted else "-",
-        "-" if length is None or ran.cell.method.name == NONE else f"{length:.3f}",
+        "-" if length is None else f"{length:.3f}",
         ran.told or "-",
         "-" if ran.tokens_per_second is None else f"{ran.tokens_per_second:.1f}",
     )
@@ -112,7 +112,7 @@ def equal(judged: Judged) -> tuple[int, int] | None:
 
 
 def commands(cells: Iterable[Judged]) -> list[str]:
-    """The launch command of each cell, for -v."""
+    """The launch command of each cell."""
     return [f"{name_of(judged)}: {shlex.join(judged.ran.command)}" for judged in cells if judged.ran.command]
 
 
@@ -152,7 +152,7 @@ def _figure(judged: Judged, refs: References) -> dict[str, Any]:
         "near_ties": len(judged.from_plain or judged.divergences) - _flips(judged),
         "score": ran.score,
         "speculated": _counts(ran.speculation),
-        "accept_length_windows": _windows(ran.windows),
+        "accept_length_windows": _windows(ran.windows, ran.cell.engine.interval),
         "kernels": list(ran.kernels),
         "log_end": list(ran.log_end) if judged.findings else [],
         "completions": [_completion(judged, name, items.get(name)) for name in ran.answers],
@@ -167,9 +167,9 @@ def _counts(found: Speculation | None) -> Mapping[str, Any] | None:
     return None if found is None else {**found._asdict(), "accept_length": found.accept_length}
 
 
-def _windows(lengths: Sequence[float]) -> Mapping[str, Any] | None:
-    """The mean of what the engine's log said of intervals."""
-    return {"mean": sum(lengths) / len(lengths), "windows": len(lengths)} if lengths else None
+def _windows(lengths: Sequence[float], interval: int | None) -> Mapping[str, Any] | None:
+    """The mean of what the engine's log said of windows of so many steps."""
+    return {"mean": sum(lengths) / len(lengths), "windows": len(lengths), "interval": interval} if lengths else None
 
 
 def _completion(judged: Judged, name: str, item: Item | None) -> dict[str, Any]:

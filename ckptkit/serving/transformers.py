@@ -98,8 +98,8 @@ ENGINE = Engine(
     complete=complete,
     score=score,
     rules=(
-        Rule("serve.missing-tensors", re.compile(r"^worker: (?:missing|mismatched) (?P<tensor>\S+)")),
-        Rule("serve.unknown-tensors", re.compile(r"^worker: unexpected (?P<tensor>\S+)")),
+        Rule("serve.missing-tensors", re.compile(r"^worker: (?:missing|mismatched) (?P<tensor>\S+)"), fatal=False),
+        Rule("serve.unknown-tensors", re.compile(r"^worker: unexpected (?P<tensor>\S+)"), fatal=False),
         Rule(
             "serve.unsupported", re.compile(r"ValueError: .*(?:does not recognize this architecture|Unknown quantiz)")
         ),

@@ -7,10 +7,11 @@ head: :data:`TRACK` turns on what there is of it.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import fail
@@ -93,8 +94,21 @@ def ready(server: Server) -> bool:
 
 
 def complete(server: Server, ids: Sequence[int], count: int) -> Answer:
-    """``count`` greedy tokens, with ids and logprobs whatever the method."""
-    body = _body(server, ids, count) | {"logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    """``count`` greedy tokens, with ids and logprobs whatever the method.
+
+    An answer with a logprob that is no number is refused as a whole: then none of them is one.
+    """
+    body = _body(server, ids, count) | {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    try:
+        return _completed(server, body | {"logprobs": 2})
+    except Failed as error:
+        if not _is_of_nan(error):
+            raise
+    answer = _completed(server, body)
+    return answer._replace(logprobs=(math.nan,) * len(answer.tokens or ()))
+
+
+def _completed(server: Server, body: Mapping[str, Any]) -> Answer:
     began = time.monotonic()
     answer = post(server, "/v1/completions", body)
     seconds = time.monotonic() - began
@@ -106,6 +120,11 @@ def complete(server: Server, ids: Sequence[int], count: int) -> Answer:
         return Answer(choice["text"], tuple(choice["token_ids"]), logprobs, seconds, gaps=gaps)
 
 
+def _is_of_nan(error: Failed) -> bool:
+    """The model gave no number, which JSON has no word for."""
+    return "not JSON compliant" in str(error)
+
+
 def _body(server: Server, ids: Sequence[int], count: int) -> dict[str, Any]:
     return {
         "model": server.model, "prompt": list(ids), "max_tokens": count,
@@ -114,10 +133,12 @@ def _body(server: Server, ids: Sequence[int], count: int) -> dict[str, Any]:
 
 
 def score(server: Server, ids: Sequence[int]) -> tuple[float, ...] | None:
-    """Logprobs of ``ids[1:]``; None where they are refused."""
+    """Logprobs of ``ids[1:]``; None where they are refused, no numbers where one of them is none."""
     try:
         answer = post(server, "/v1/completions", _body(server, ids, 1) | {"prompt_logprobs": 0})
     except Failed as error:
+        if _is_of_nan(error):
+            return (math.nan,) * (len(ids) - 1)
         if error.status == 400 and "logprob" in str(error):
             return None
         raise

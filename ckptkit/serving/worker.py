@@ -1,6 +1,6 @@
 """A model behind HTTP, as plain as can be: what is asked is computed, greedily and with logprobs, and nothing else.
 
-    python -P worker.py FOLDER --port N [--dtype float32] [--device cpu] [--own-head] [--complete] [--assistant FOLDER]
+    python -P worker.py FOLDER|FILE.gguf --port N [--dtype float32] [--device cpu] [--own-head] [--complete] [--assistant FOLDER]
                         [--lookup N]
 
 Transformers loads the folder as it does for everybody. ``--own-head`` unties a head that is stored, ``--complete`` ends
@@ -69,18 +69,20 @@ def _log(line: str) -> None:
 
 def _load(given: argparse.Namespace) -> tuple[bool, Loaded]:
     """The model, and whether tensors of it are missing; what is missing, left over or misshapen is told in the log."""
-    config = HF.AutoConfig.from_pretrained(given.folder)
+    folder, file = os.path.split(given.folder) if given.folder.endswith(".gguf") else (given.folder, None)
+    place = {"gguf_file": file} if file else {}
+    config = HF.AutoConfig.from_pretrained(folder, **place)
     if given.own_head:
         config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     model, found = HF.AutoModelForCausalLM.from_pretrained(
-        given.folder, config=config, dtype=given.dtype, output_loading_info=True
+        folder, config=config, dtype=given.dtype, output_loading_info=True, **place
     )
     for what in ("missing", "unexpected", "mismatched"):
         for key in sorted(str(key) for key in found[f"{what}_keys"]):
             _log(f"worker: {what} {key}")
     model = model.eval().to(given.device)
     model.generation_config = HF.GenerationConfig(pad_token_id=0)
-    tokenizer = HF.AutoTokenizer.from_pretrained(given.folder)
+    tokenizer = HF.AutoTokenizer.from_pretrained(folder, **place)
     return bool(found["missing_keys"]), Loaded(given.folder, model, tokenizer, _drafting(given), threading.Lock())
 
 
@@ -106,6 +108,8 @@ def _drafting(given: argparse.Namespace) -> Json:
 def _ids(loaded: Loaded, body: Json) -> list[int]:
     """The prompt as ids: given so, as text, or as messages that the chat template makes text of."""
     prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
+        [prompt] = prompt  # a batch of one, as some clients send it
     if isinstance(prompt, list):
         return prompt
     if prompt is None:
@@ -181,12 +185,18 @@ def _complete(loaded: Loaded, body: Json) -> Json:
         steps = list(_greedy(loaded, ids, count, stop))
         tokens = [token for token, _, _ in steps]
         more = {"logprobs": _numbers([step[1] for step in steps]), "gaps": _numbers([step[2] for step in steps])}
-    text = loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+    text = _until(loaded.tokenizer.decode(tokens, skip_special_tokens=True), body.get("stop"))
     choice = {"index": 0, "text": text, "token_ids": tokens, "finish_reason": "length", **more}
     if "messages" in body:
         choice["message"] = {"role": "assistant", "content": text}
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}
     return {"object": "completion", "model": loaded.name, "choices": [choice], "usage": usage}
+
+
+def _until(text: str, stop: str | list[str] | None) -> str:
+    """The text as far as the first of the ``stop`` strings, which is left out."""
+    ends = [text.find(end) for end in ([stop] if isinstance(stop, str) else stop or []) if end and end in text]
+    return text[: min(ends)] if ends else text
 
 
 def _tokenize(loaded: Loaded, body: Json) -> Json:
@@ -195,8 +205,19 @@ def _tokenize(loaded: Loaded, body: Json) -> Json:
 
 
 def _round(loaded: Loaded, body: Json) -> Json:
-    loaded.model.to(getattr(torch, body["dtype"]))
-    return {"dtype": body["dtype"]}
+    """From now on compute with less: in another ``dtype``, or with inputs of matrices in eight bits by ``block``."""
+    if "dtype" in body:
+        loaded.model.to(getattr(torch, body["dtype"]))
+    for module in loaded.model.modules() if "block" in body else ():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda module, inputs: (_eight_bits(inputs[0], body["block"]),))
+    return body
+
+
+def _eight_bits(values: Any, block: int) -> Any:
+    blocks = values.unflatten(-1, (-1, block))
+    scales = blocks.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return ((blocks / scales).round() * scales).flatten(-2)
 
 
 ANSWERS = {
@@ -211,7 +232,14 @@ ANSWERS = {
 def _handler(loaded: Loaded) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known: Json = {"/health": {"status": "ok"}, "/v1/models": {"object": "list", "data": [{"id": loaded.name}]}}
+            known: Json = {
+                "/health": {"status": "ok"},
+                "/v1/models": {"object": "list", "data": [{"id": loaded.name}]},
+                "/about": {
+                    "vocabulary": loaded.model.config.get_text_config().vocab_size,
+                    "chat": bool(loaded.tokenizer.chat_template),
+                },
+            }
             self._send(200 if self.path in known else 404, known.get(self.path, {"error": "no such path"}))
 
         def do_POST(self) -> None:

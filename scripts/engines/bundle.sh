@@ -1,14 +1,15 @@
 #!/bin/sh
 # An engine for an H200 machine that has torch 2.11 (CUDA 13) and Python 3.12, no package index, and room for little:
 #   scripts/engines/bundle.sh vllm|sglang FOLDER        makes FOLDER/ENGINE.tar.xz, about 60 MB
-# There:
-#   tar -xJf ENGINE.tar.xz
+# There (-i: archives may be appended to it):
+#   tar -ixJf ENGINE.tar.xz
 #   ckptkit verify CKPT --serve --engine ENGINE --engine-python ENGINE/python
 #
 # Left out is what one sm_90 GPU and text models do without: FlashAttention 2 of vLLM, FlashAttention 3 of SGLang,
 # kernels of other architectures, tokenizers of Mistral, grammars for the linker. So SGLang wants
 #   --engine-arg=--attention-backend=triton --engine-arg=--sampling-backend=pytorch
-# and compiles some kernels when it first starts, which needs nvcc there.
+# and compiles some kernels when it first starts, which needs nvcc there; that of packed weights takes long, so
+# sglang_kernels.py compiles it beforehand. Its draft models with CUDA graphs need deep_gemm, which is left out.
 set -eu
 engine=$1
 mkdir -p "$2"
@@ -74,5 +75,5 @@ export CUDA_HOME PYTHONPATH="\$here/site" PATH="\$CUDA_HOME/bin:\$PATH" $setting
 exec python3 "\$@"
 END
 chmod +x "$root/python"
-tar -C "$folder" -cf - "$engine" | xz -T0 -6 >"$folder/$engine.tar.xz"
+tar -C "$folder" -cf - "$engine" | xz -9 >"$folder/$engine.tar.xz"
 ls -l "$folder/$engine.tar.xz"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from ckptkit.checks import Sample, Subject, heads
 from ckptkit.checks.bounds import bound
 from ckptkit.checks.fidelity import agreements
+from ckptkit.cli import main
 from ckptkit.files.checkpoint import open_checkpoint
 from ckptkit.files.source import open_source
 
@@ -122,3 +123,37 @@ def test_a_norm_that_adds_one(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "source", tensors, llama_config(model_type="gemma"))
     with open_source(str(source)) as against:
         assert np.array_equal(heads.final_norm(open_checkpoint(against), 128), np.ones(128, np.float32))
+
+
+def test_a_quantized_head_in_another_order_agrees_as_it_did_before(source: Path, tmp_path: Path) -> None:
+    """Moving rows changes no figure: those of the head before it was reordered are the oracle."""
+    made = quantize(source, tmp_path / "made", W3)
+    ordered = tmp_path / "ordered"
+    command = ["reorder-vocab", str(made), str(ordered), "--draft-vocab", "prefix:700", "--slices", "3"]
+    assert main([*command, "--engine", "sglang", "-q", "--no-progress"]) == 0
+    before, after = figures(outcome(made, source)), figures(outcome(ordered, source), "lm_head.rows.weight_packed")
+    assert before["noise"]["flips"] > 0
+    assert {kind: {**line, "mean_abs": 0} for kind, line in after.items()} == {
+        kind: {**line, "mean_abs": 0} for kind, line in before.items()
+    }
+
+
+def test_a_reordered_head_whose_rows_moved_again(source: Path, tmp_path: Path) -> None:
+    ordered = tmp_path / "ordered"
+    command = ["reorder-vocab", str(source), str(ordered), "--draft-vocab", "prefix:700", "--slices", "1"]
+    assert main([*command, "-q", "--no-progress"]) == 0
+    name, row = "lm_head.rows.weight", 256
+    first, last = stored(ordered, name)[:row], stored(ordered, name)[-row:]
+    edit(ordered, name, 0, last)
+    edit(ordered, name, 2499 * row, first)
+    found = [f for f in findings(ordered, source) if f.id == "numeric.head"]
+    assert [(f.tensor, f.data["kind"], f.data["beyond"]) for f in found] == [(name, "rows", 2)]
+
+
+def test_states_of_a_file(source: Path, tmp_path: Path) -> None:
+    """Those of a file stand beside the others; of states that are rows of the head their own tokens win."""
+    states = load_file(source / "model.safetensors")["lm_head.weight"][:90].float() * 40
+    np.save(tmp_path / "states.npy", states.numpy())
+    found = outcome(quantize(source, tmp_path / "out", "lm_head-w8a16"), source, hidden=str(tmp_path / "states.npy"))
+    assert figures(found)["hidden"]["states"] == 90
+    assert figures(found)["hidden"]["flips"] == 0

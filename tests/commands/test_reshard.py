@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from told import Told, teller
 
 from ckptkit.cli import main
-from ckptkit.commands.reshard import size
 from ckptkit.errors import OK, OUTPUT, SOURCE, USAGE, UserError
 from ckptkit.files.checkpoint import INDEX, open_checkpoint
 from ckptkit.files.source import open_source
+from ckptkit.options import size
 
 Tensors = dict[str, torch.Tensor]
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]

@@ -163,8 +163,7 @@ DECLARED = [
     defect("ignore that is no regex without re: (S8)", "w4w8", ignore(r"backbone\.embeddings"), "config.quant-ignore-unmatched"),
     defect("ignore of everything (S7)", "w4w8", ignore("re:.*"), "config.quant-both"),
     defect("head quantized and ignored (S13)", "w4w8", ignore("lm_head"), "config.quant-both"),
-    defect("head reached by its class alone (S18)", "w4w8", targets("head", "Linear"),
-           "config.quant-class-head config.quant-consumers"),
+    defect("head reached by its class alone (S18)", "w4w8", targets("head", "Linear"), "config.quant-class-head"),
     defect("regexes that overlap, the special one last (S3)", "w4w8", overlap, "config.quant-bits"),
     defect("regexes that overlap, the special one first (S3)", "w4w8", both(overlap, quantization(lambda table:
            table.update(config_groups=dict(reversed(table["config_groups"].items()))))), "config.quant-consumers"),

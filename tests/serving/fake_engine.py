@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -45,6 +46,8 @@ def completion(mode: str, body: dict[str, Any]) -> dict[str, Any]:
         "logprobs": logprobs,
         "gaps": [LEAD] * len(tokens),
     }
+    if mode == "no-text":  # bytes that are no UTF-8, as tokenizers give them back
+        choice["text"] = "\ufffd" * count
     if mode == "speculates":
         choice["counted"] = [STEPS, ACCEPTED]
     if mode == "useless-draft":
@@ -54,6 +57,7 @@ def completion(mode: str, body: dict[str, Any]) -> dict[str, Any]:
 
 class Handler(BaseHTTPRequestHandler):
     mode = "good"
+    lines: tuple[str, ...] = ()
     began = time.monotonic()
 
     def do_GET(self) -> None:
@@ -71,6 +75,15 @@ class Handler(BaseHTTPRequestHandler):
             say("Traceback (most recent call last):")
             say("RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 768x256)")
             os._exit(1)
+        if self.mode == "never-decodes":
+            for compiler in self.lines:
+                subprocess.Popen([compiler, "20"], start_new_session=True)
+            time.sleep(20)
+        if self.mode == "dies-after-500":
+            say("RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 768x256)")
+            self.send(500, b'{"error": "the engine is dead"}')
+            threading.Timer(1.0, os._exit, [1]).start()
+            return
         if self.mode == "garbage":
             self.send(200, b"\xff\xfe<html>")
         elif self.mode == "refuses":
@@ -119,7 +132,7 @@ def main(mode: str, port: str, *lines: str) -> None:
         # In a session of its own, as engines start their workers: a signal to the group does not reach it.
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
         say(f"child {child.pid}")
-    Handler.mode = mode
+    Handler.mode, Handler.lines = mode, lines
     ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 
 

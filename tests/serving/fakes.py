@@ -43,7 +43,7 @@ def engine(mode: str, *lines: str, grace: float = 2.0, scores: bool = True) -> E
         score=transformers.score if scores else lambda server, ids: None,
         methods={"none": "none", "ngram": "ngram"},
         rules=(
-            Rule("serve.head-dropped", re.compile(r"Parameter (?P<tensor>lm_head\S+) not found")),
+            Rule("serve.head-dropped", re.compile(r"Parameter (?P<tensor>lm_head\S+) not found"), fatal=False),
             Rule("serve.unsupported", re.compile(r"Failed to find a kernel")),
         ),
         grace=grace,

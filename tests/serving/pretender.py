@@ -1,4 +1,4 @@
-"""A program that passes for SGLang, vLLM or llama-server, and misbehaves:   pretender.py MODE [LOG] … --port PORT
+"""A program that passes for any of the engines, and misbehaves:   pretender.py MODE [LOG] … --port PORT
 
 Every answer counts on from the last token of the prompt: after 6 come 7, 8, 9.
 """
@@ -30,6 +30,15 @@ def vllm(body: dict[str, Any]) -> Any:
     return {"choices": [{"text": "text", "token_ids": tokens, "logprobs": logprobs}]}
 
 
+def worker(body: dict[str, Any]) -> Any:
+    tokens = counting(body["prompt"], body["max_tokens"])
+    return {"choices": [{"text": "text", "token_ids": tokens, "logprobs": [-0.5] * len(tokens)}]}
+
+
+def completions(body: dict[str, Any]) -> Any:
+    return vllm(body) if "return_token_ids" in body else worker(body)
+
+
 def llama(body: dict[str, Any]) -> Any:
     tokens = counting(body["prompt"], body["n_predict"])
     places = [{"id": token, "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}]} for token in tokens]
@@ -43,7 +52,8 @@ def counting(prompt: list[int], count: int) -> list[int]:
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         is_ready = MODE != "slow" or time.monotonic() > STARTED + 1
-        self.reply(b"{}", 200 if is_ready else 503)
+        listed = b'{"status": "ok", "data": [{"id": "model"}]}'
+        self.reply(listed, 200 if is_ready else 503)
 
     def do_POST(self) -> None:
         if MODE == "dies when asked":
@@ -51,9 +61,24 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "stalls":
             time.sleep(60)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        said = {"/generate": sglang, "/v1/completions": vllm, "/completion": llama}[self.path](body)
+        if self.path == "/v1/chat/completions":
+            self.chat(body)
+            return
+        said = {"/generate": sglang, "/v1/completions": completions, "/completion": llama}[self.path](body)
         garbage = {"answers no JSON": b"<html>", "answers no UTF-8": b'{"text": "\xff"}', "answers little": b"{}"}
         self.reply(garbage.get(MODE, json.dumps(said).encode()), 200)
+
+    def chat(self, body: dict[str, Any]) -> None:
+        if not body.get("stream"):
+            self.reply(b'{"choices": [{"message": {"content": "ok"}}]}', 200)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "ok"}}]}\n\n')
+        self.wfile.flush()
+        if MODE == "streams and stalls":
+            time.sleep(60)
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def reply(self, content: bytes, status: int) -> None:
         self.send_response(status)

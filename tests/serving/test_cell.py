@@ -63,6 +63,7 @@ def test_a_server_that_starts_slowly(tmp_path: Path) -> None:
         ("killed", (), "engine.killed"),
         ("killed", ("ValueError: SGLang ends itself so",), "serve.start"),
         ("dies-on-request", (), "serve.crash"),
+        ("dies-after-500", (), "serve.crash"),
         ("garbage", (), "serve.request"),
         ("refuses", (), "serve.request"),
         ("cut-stream", (), "serve.api"),
@@ -90,12 +91,26 @@ def test_a_compiler_at_work_is_no_hang(tmp_path: Path, monkeypatch: pytest.Monke
     try:
         assert running.pid is not None
         deadline = time.monotonic() + 5
-        while not (found := process.compilers(running.pid)) and time.monotonic() < deadline:
+        while not (found := process.compilers(running)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert found == ["cicc"]
         assert process.timed_out(running.log, 1.0, found).id == "engine.timeout"
     finally:
         process.stop(running)
+
+
+@pytest.mark.parametrize(("compiles", "id"), [(True, "engine.timeout"), (False, "serve.hang")])
+def test_a_first_token_that_does_not_come(tmp_path: Path, compiles: bool, id: str) -> None:
+    """Healthy is not ready: kernels are compiled on the first request, in a process group of its own or not."""
+    compiler = tmp_path / "ptxas"
+    compiler.symlink_to("/bin/sleep")
+    found = ran(tmp_path, "never-decodes", *([str(compiler)] if compiles else []), timeout=1.5)
+    assert ids(found) == {id}
+    assert found.started is not None
+
+
+def test_a_refusal_in_the_log_of_one_that_lives_on(tmp_path: Path) -> None:
+    assert ids(ran(tmp_path, "good", "ValueError: Failed to find a kernel that can implement")) == set()
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

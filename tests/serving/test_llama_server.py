@@ -113,7 +113,7 @@ def test_a_completion_with_ids_logprobs_and_leads() -> None:
     with replying({"/completion": always(reply)}) as (server, asked):
         answer = ENGINE.complete(server, [1, 2], 2)
     assert (answer.text, answer.tokens, answer.logprobs, answer.gaps) == ("ab", (5, 9), (-0.25, -0.5), (1.25, 0.5))
-    expected = {"prompt": [1, 2], "n_predict": 2, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    expected = {"prompt": [1, 2], "n_predict": 2, "temperature": 0, "return_tokens": True}
     assert expected.items() <= asked[0].body.items()
 
 
@@ -141,7 +141,7 @@ def test_each_token_is_forced_to_learn_its_logprob() -> None:
     with replying({"/completion": reply}) as (server, asked):
         assert ENGINE.score(server, [4, 5, 6]) == (-1.0, -2.0)
     assert [(it.body["prompt"], it.body["n_predict"]) for it in asked] == [([4], 1), ([4, 5], 1)]
-    assert all("ignore_eos" not in it.body for it in asked)  # the end of text may be what is forced
+    assert all("ignore_eos" not in it.body for it in asked)  # it would ban the token that ends a text
 
 
 def test_a_token_that_could_not_be_forced_is_a_failure() -> None:

@@ -1,12 +1,10 @@
 """Adapters on the engines themselves, with SmolLM2: ``pytest -m engine``.
 
-``scripts/engines`` makes the engines, ``demo/source.py`` the checkpoint; where they lie elsewhere than in ``.cache``,
-``CKPTKIT_ENGINES`` and ``CKPTKIT_SMOLLM2`` say it. What is not there is skipped.
+What is not there is skipped.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,27 +15,22 @@ from ckptkit.serving import llama_server, process, vllm
 from ckptkit.serving.engine import Answer, Engine, Launch, Server, Speculation, since
 from ckptkit.serving.speculative import parse, resolved
 
+from .places import LLAMA, SMOLLM2, VLLM, gguf
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-CACHE = Path(__file__).parents[2] / ".cache"
-ENGINES = Path(os.environ.get("CKPTKIT_ENGINES", CACHE / "engines"))
-SMOLLM2 = Path(os.environ.get("CKPTKIT_SMOLLM2", CACHE / "smollm2-135m-bf16"))
-VLLM = ENGINES / "vllm" / "bin" / "python"
-LLAMA = ENGINES / "llama" / "bin" / "llama-server"
 SMALL = ("--max-model-len=1024", "--max-num-seqs=4", "--enforce-eager", "--dtype=float32")
 # "The capital of France is" and "1 2 3 4 5 6", as SmolLM2's tokenizer has them.
 PROMPTS = [(504, 3575, 282, 4649, 314), (33, 216, 34, 216, 35, 216, 36, 216, 37, 216, 38)]
 COUNT = 24
 
 needs_vllm = pytest.mark.skipif(not (VLLM.exists() and SMOLLM2.exists()), reason="no vLLM or no SmolLM2")
-needs_llama = pytest.mark.skipif(
-    not (LLAMA.exists() and any(SMOLLM2.glob("*.gguf"))), reason="no llama-server or no GGUF"
-)
+needs_llama = pytest.mark.skipif(not (LLAMA.exists() and gguf()), reason="no llama-server or no GGUF")
 
 
 @contextmanager
 def served(engine: Engine, method: str, folder: Path, arguments: Sequence[str]) -> Iterator[Server]:
-    model = SMOLLM2
+    model = (gguf() if engine.name == "llama-server" else None) or SMOLLM2
     port = process.free_port()
     asked = resolved(parse(method), {"draft": model}, model)
     program = (str(LLAMA),) if engine.name == "llama-server" else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from make import checkpoint, llama, llama_config
@@ -11,11 +12,13 @@ from make import checkpoint, llama, llama_config
 from ckptkit.errors import UserError
 from ckptkit.files.checkpoint import open_checkpoint
 from ckptkit.files.source import open_source
+from ckptkit.serving import reference
 from ckptkit.serving.matrix import Making, bits, references
 from ckptkit.serving.prompts import prompts
-from ckptkit.serving.recording import Recording, digest, read, write
+from ckptkit.serving.recording import Recording, Weights, digest, read, write
 
 from .fakes import recording
+from .replying import always, replying
 
 
 def test_a_golden_file_comes_back(tmp_path: Path) -> None:
@@ -92,6 +95,50 @@ def test_the_digest_sees_headers_and_config(tmp_path: Path) -> None:
         with open_source(str(checkpoint(tmp_path / f"model{number}", llama(), config))) as source:
             found.add(digest(open_checkpoint(source)))
     assert len(found) == 2
+
+
+def test_the_digest_of_a_gguf_sees_its_size_and_its_beginning(tmp_path: Path) -> None:
+    found = set()
+    for number, content in enumerate([b"GGUF", b"GGUF\0", b"GGUG", b"GGUF"]):
+        file = tmp_path / f"{number}.gguf"
+        file.write_bytes(content)
+        found.add(digest(file))
+    assert len(found) == 3
+
+
+def test_a_gguf_is_allowed_what_eight_bits_cost_and_a_checkpoint_what_bfloat16_does(tmp_path: Path) -> None:
+    """The server is off by 0.5 once it was told to round."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    folder = checkpoint(tmp_path / "model", llama(), llama_config())
+    with open_source(str(folder)) as source:
+        assert [rounded(file), rounded(open_checkpoint(source))] == [{"block": 32}, {"dtype": "bfloat16"}]
+
+
+def rounded(weights: Weights) -> Any:
+    told: list[Any] = []
+
+    def score(body: Any) -> tuple[int, Any]:
+        values = [-1.5 if told else -1.0] * (len(body["ids"]) - 1)
+        best = [[-1.0, -2.0]] * len(values)
+        return 200, {"logprobs": values, "top_ids": [[1, 2]] * len(values), "top": best}
+
+    def rounds(body: Any) -> tuple[int, Any]:
+        told.append(body)
+        return 200, body
+
+    replies = {
+        "/about": always({"vocabulary": 64, "chat": True}),
+        "/v1/completions": always({"choices": [{"text": "c", "token_ids": [7]}]}),
+        "/score": score,
+        "/round": rounds,
+    }
+    with replying(replies) as (server, _):
+        found = reference.record(server, weights, [reference.Rendered("a", (5, 6), "ab")], 1)
+    assert found.rounding == (0.5, 0.5)
+    assert (found.about["vocabulary"], found.about["chat"]) == (64, True)
+    [body] = told
+    return body
 
 
 def test_formats_by_their_narrowest_weights(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from junitparser import JUnitXml
 from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
-from ckptkit.commands import served
-from ckptkit.errors import BUG, ENGINE, FOUND, INTERRUPTED, OK, USAGE
+from ckptkit.commands import serving_job
+from ckptkit.errors import BUG, ENGINE, FOUND, INTERRUPTED, OK, SOURCE, USAGE
 from ckptkit.files.checkpoint import open_checkpoint
 from ckptkit.files.source import open_source
 from ckptkit.serving import matrix, reference
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, mode: str, *arguments: str
 ) -> tuple[int, dict[str, Any]]:
-    monkeypatch.setattr(served, "engine", lambda name: fakes.engine(mode))
+    monkeypatch.setattr(serving_job, "engine", lambda name: fakes.engine(mode))
     given = () if "--golden" in arguments else ("--golden", str(model.parent / "own.json"))
     code = main(["verify", str(model), "--serve", "--no-static", "--max-tokens", "8", *given, *arguments, "--json"])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -59,6 +59,8 @@ def found(document: dict[str, Any]) -> set[str]:
         ("one-token", FOUND, {"serve.decode"}),
         ("uniform", FOUND, {"serve.decode", "serve.uniform"}),
         ("empty", FOUND, {"serve.decode"}),
+        ("nan", FOUND, {"serve.nan"}),
+        ("no-text", FOUND, {"serve.decode"}),
         ("dies", FOUND, {"serve.start"}),
         ("dies-on-request", FOUND, {"serve.crash"}),
         ("segfault", ENGINE, {"engine.crashed"}),
@@ -170,6 +172,8 @@ def test_reports(
         ["--golden", "a", "--record", "b"],
         ["--golden", "a", "--against", "b"],
         ["--min-score", "0.5"],
+        ["--journal", "replies"],
+        ["--eval-runner", "sglang"],
         ["--url", "http://127.0.0.1:1"],
         ["--timeout", "soon"],
         ["--draft", "eagle3=no-such-folder", "--golden", "own.json"],
@@ -186,6 +190,15 @@ def test_options_that_make_no_sense(
     assert main(["verify", "model", "--serve", *arguments, "--json"]) == USAGE
 
 
+@pytest.mark.parametrize(("ckpt", "code"), [("no-such.gguf", SOURCE), ("model", USAGE)])
+def test_what_llama_server_cannot_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, ckpt: str, code: int
+) -> None:
+    """A file that is not there, and a folder without one."""
+    monkeypatch.chdir(model.parent)
+    assert main(["verify", ckpt, "--serve", "--engine", "llama-server", "--json"]) == code
+
+
 @pytest.mark.parametrize("arguments", [["--golden", "a"], ["--select", "serve.logprob"], ["other"]], ids=" ".join)
 def test_what_needs_serve(capsys: pytest.CaptureFixture[str], model: Path, arguments: list[str]) -> None:
     assert main(["verify", str(model), *arguments, "--json"]) == USAGE
@@ -195,7 +208,7 @@ def test_what_needs_serve(capsys: pytest.CaptureFixture[str], model: Path, argum
 def test_labels(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
     given = ["w8=models/x", "models/y", "other/y", str(tmp_path / "a=b")]
-    assert served.labelled(given) == {"w8": "models/x", "y": "models/y", "y'": "other/y", "a=b": str(tmp_path / "a=b")}
+    assert serving_job.labelled(given) == {"w8": "models/x", "y": "models/y", "y'": "other/y", "a=b": str(tmp_path / "a=b")}
 
 
 @pytest.mark.parametrize("how", ["sigterm", "error", "good"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,24 @@ def test_where_scores_are_refused_there_are_none() -> None:
         assert ENGINE.score(server, [4, 5]) is None
     with replying({"/v1/completions": always("EngineDeadError", 500)}) as (server, _), pytest.raises(Failed):
         ENGINE.score(server, [4, 5])
+
+
+def test_logprobs_that_are_no_numbers() -> None:
+    """As vLLM 0.26 refused to tell them, of a head without scales."""
+    message = "Out of range float values are not JSON compliant: nan"
+    refusal = (400, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
+    reply = {"choices": [{"text": "!!", "logprobs": None, "token_ids": [0, 0]}]}
+    with replying({"/v1/completions": lambda body: refusal if "logprobs" in body else (200, reply)}) as (server, _):
+        answer = ENGINE.complete(server, [4, 5], 2)
+    assert answer.tokens == (0, 0)
+    assert answer.logprobs is not None
+    assert [math.isnan(value) for value in answer.logprobs] == [True, True]
+    with replying({"/v1/completions": always(refusal[1], 400)}) as (server, _):
+        scores = ENGINE.score(server, [4, 5, 6])
+        assert scores is not None
+        assert [math.isnan(value) for value in scores] == [True, True]
+        with pytest.raises(Failed):
+            ENGINE.complete(server, [4, 5], 2)
 
 
 def test_counters_are_read_from_the_page_that_a_server_gave() -> None:
