@@ -11,8 +11,8 @@ QUANTIZE := $(BIN)/ckptkit quantize $(SOURCE) $(RESULT) --recipe recipes/lm_head
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo       quantize the head of a real model; decode from source and result side by side'
-	@echo 'make test       lint, types, fast tests'
+	@echo 'make demo       quantize the head of a real model; decode from source and result side by side, and serve both'
+	@echo 'make test       lint, types, fast tests, a real model served'
 	@echo 'make test-slow  the tests that take longer'
 	@echo 'make engines    vLLM and llama-server for a CPU, in .cache/engines: 4 GB, a quarter of an hour'
 	@echo 'make test-engines  decode SmolLM2 on the engines that are there (docs/serving.md); about ten minutes'
@@ -24,12 +24,14 @@ demo: .venv/gguf.stamp
 	$(QUANTIZE) --dry-run && echo
 	$(QUANTIZE) && echo
 	$(BIN)/ckptkit inspect $(RESULT) && echo
-	@$(BIN)/python demo/decode.py $(SOURCE) $(RESULT)
+	@$(BIN)/python demo/decode.py $(SOURCE) $(RESULT) && echo
+	$(BIN)/ckptkit verify source=$(SOURCE) result=$(RESULT) --serve --against $(SOURCE) --max-tokens 8
 
 test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(BIN)/python demo/source.py $(SOURCE)
 	$(BIN)/pytest -n 2
 
 test-slow: .venv/dev.stamp

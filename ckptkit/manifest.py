@@ -81,15 +81,15 @@ def files_read(plan: Plan) -> list[str]:
 def source_files(plan: Plan, source: Source) -> dict[str, dict[str, int | str]]:
     """What tells later if the source's files are still those that were read."""
     infos = ((name, source.files[name]) for name in files_read(plan))
-    return {name: {"size": info.size, **_recorded(info)} for name, info in infos}
+    return {name: described(info) for name, info in infos}
 
 
-def _recorded(info: FileInfo) -> dict[str, int | str]:
-    """When a local file was written; what a server says of one of its own: ``sha256``, ``git`` or ``etag``."""
+def described(info: FileInfo) -> dict[str, int | str]:
+    """Size, and when a local file was written; or what a server says of its own: ``sha256``, ``git`` or ``etag``."""
     if info.tag is None:
-        return {"mtime_ns": info.mtime_ns}
+        return {"size": info.size, "mtime_ns": info.mtime_ns}
     kind, _, value = info.tag.partition(":")
-    return {kind: value}
+    return {"size": info.size, kind: value}
 
 
 def environment(backend: str, device: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ CARD = "README.md"
 BEGIN = "<!-- ckptkit: what follows is written by `ckptkit push` -->"
 END = "<!-- ckptkit: end -->"
 
-_SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}\n?", re.DOTALL)
+# From the last of several beginnings: what stands behind one that lost its end is an author's.
+_SECTION = re.compile(f"{re.escape(BEGIN)}(?:(?!{re.escape(BEGIN)}).)*?{re.escape(END)}\n?", re.DOTALL)
 # Where a recorded line that starts an engine names the result.
 _DRAFT = re.compile(r'(--speculative-draft-model-path |"model": )("[^"]*"|\S+)')
 
@@ -74,7 +75,9 @@ def _section(facts: Facts) -> Iterator[str]:
     settings = {key: value for key, value in manifest["settings"].items() if key != "launch"}
     if settings:
         what = "Recipe" if "recipe" in settings else "Settings"
-        yield from ("", f"### {what}", "", "```json", json.dumps(settings, indent=2, ensure_ascii=False), "```")
+        text = json.dumps(settings, indent=2, ensure_ascii=False)
+        yield from ("", f"### {what}", "", "<details><summary>as JSON</summary>", "")
+        yield from ("```json", text, "```", "", "</details>")
     lines = dict(_launch(facts))
     if lines:
         yield from ("", "### Serving", "", *(f"- {engine}: {line}" for engine, line in lines.items()))
@@ -101,8 +104,10 @@ def _launch(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "vLLM", f"`vllm serve {name}{at}`"
         yield "SGLang", f"`python -m sglang.launch_server --model-path {name}{at}`"
         return
+    option = f" --speculative-draft-model-revision {revision}" if revision else ""
+    key = f', "revision": "{revision}"' if revision else ""
     for engine, line in recorded.items():
-        moved = _DRAFT.sub(lambda found: found[1] + (f'"{name}"' if found[2].startswith('"') else name), line)
+        moved = _DRAFT.sub(lambda found: found[1] + (f'"{name}"{key}' if found[2][0] == '"' else name + option), line)
         yield engine, f"`{moved}`" if "--" in moved else moved
 
 

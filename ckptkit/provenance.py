@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .errors import Finding, UserError, fail
+from .model_card import CARD
 
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -43,7 +44,7 @@ class Statement(NamedTuple):
 def statement(manifest: Mapping[str, Any], sums: Mapping[str, str], materials: Mapping[str, Material]) -> str:
     """The text of the statement. ``sums``: sha256 by file of the result; ``materials``: what is known of the source's."""
     source = manifest["source"]
-    commit = {"gitCommit": source["commit"]} if isinstance(source.get("commit"), str) else {}
+    commit = {"gitCommit": source["revision"]} if isinstance(source.get("revision"), str) else {}
     started = datetime.fromisoformat(manifest["started"])
     finished = started + timedelta(seconds=manifest["seconds"])
     content = {
@@ -123,8 +124,9 @@ def contradictions(
     """
     for name, digest in said.subjects.items():
         if found.get(name) != digest:
-            what = "has other bytes" if name in found else "is not there"
-            yield Finding("provenance.subject", f"{name} {what} than the statement says", file=name)
+            what = "has other bytes than the statement says" if name in found else "is not there"
+            severity = "warning" if name == CARD else "error"  # a card is written on, by `ckptkit push` for one
+            yield Finding("provenance.subject", f"{name} {what}", file=name, severity=severity)
     for name in sorted(others):
         message = f"{name} is no file that the statement names"
         severity = "error" if name.endswith(".safetensors") else "warning"

@@ -115,6 +115,16 @@ def test_the_job_ends_with_the_code_of_what_failed(
     assert run(environment | change) == code
 
 
+def test_a_job_that_is_started_again_goes_on_after_what_is_made(tmp_path: Path, environment: dict[str, str]) -> None:
+    assert run(environment) == OK
+    made = (tmp_path / "out" / "ckptkit.json").read_bytes()
+    assert run(environment) == OK
+    assert (tmp_path / "out" / "ckptkit.json").read_bytes() == made
+    assert run(environment | {"RECIPE": "w4a16-lm_head-w8a16"}) == OUTPUT
+    assert run(environment | {"ARGS": "--overwrite", "RECIPE": "w4a16-lm_head-w8a16"}) == OK
+    assert (tmp_path / "out" / "ckptkit.json").read_bytes() != made
+
+
 def test_a_checkpoint_that_is_wrong_fails_the_job(tmp_path: Path, environment: dict[str, str]) -> None:
     # What the source has already is no reason not to make the result, and one not to ship it.
     config = llama_config(num_nextn_predict_layers=1)

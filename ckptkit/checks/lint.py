@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.resources import files
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,11 +92,20 @@ def engine_by(path: str, name: str) -> Engine:
         raise unreadable(error, "source.missing", path) from None
     except (yaml.YAMLError, UnicodeDecodeError, InvalidSpecifier, InvalidVersion) as error:
         raise _no_data(path, " ".join(str(error).split())) from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _no_data(path, f"{type(error).__name__}: {error}") from None
+    except KeyError as error:
+        raise _no_data(path, f"{error} is missing") from None
+    except (TypeError, AttributeError, ValueError) as error:
+        raise _no_data(path, str(error)) from None
+    if found.label.lower() in set(ENGINES) - {name}:
+        raise _no_data(path, f"it holds those of {found.label}, not of {name}")
     unknown = sorted({name for rule in found.rules for name in rule.when} - PREDICATES.keys())
     if unknown:
         raise _no_data(path, f"no predicate is called {unknown[0]}")
+    for name, arguments in (item for rule in found.rules for item in rule.when.items()):
+        try:
+            signature(PREDICATES[name]).bind(None, **arguments)
+        except TypeError as error:
+            raise _no_data(path, f"{name}: {error}") from None
     return found
 
 
@@ -106,12 +116,16 @@ def _no_data(path: str, why: str) -> UserError:
 
 def _engine(name: str, text: str) -> Engine:
     table = yaml.load(text, _LOADER)
+    if not isinstance(table, dict):
+        raise ValueError("it holds no table")
     rules = tuple(_rule(entry) for entry in table.pop("rules"))
     versions, newest = SpecifierSet(table.pop("versions")), Version(str(table.pop("newest")))
     return Engine(name=name, versions=versions, newest=newest, rules=rules, **_tuples(table))
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:
+    if entry["severity"] not in {"error", "warning"}:
+        raise ValueError(f"{entry['id']} has severity {entry['severity']!r}, which is neither error nor warning")
     return Rule(**_tuples({**entry, "versions": SpecifierSet(entry["versions"])}))
 
 

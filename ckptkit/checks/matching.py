@@ -73,7 +73,7 @@ def match(subject: Subject) -> Matched:
     assert subject.against is not None
     manifest = subject.manifest or {}
     made, source = _side(subject.checkpoint, {}), _side(subject.against, _renamed(subject.against, manifest))
-    if is_declared(made.config) and not is_declared(source.config):
+    if is_declared(made.config) != is_declared(source.config):
         made, source = _without_head(made), _without_head(source)  # its rows are head.order's to compare
     source = source._replace(unscaled=_settings(manifest).get("missing_scale") == "one")
     known = stated(made.config, source.config, manifest)

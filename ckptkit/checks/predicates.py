@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -205,19 +206,9 @@ def _absent_head(subject: Subject) -> Iterator[Hit]:
 # --- modules -----------------------------------------------------------------------------------------------
 
 
-def head(subject: Subject, **only: Any) -> Sequence[Hit]:
-    """A quantized output head; ``only`` as for :func:`_quantized`."""
-    return _quantized(subject, Kind.HEAD, **only)
-
-
-def embedding(subject: Subject, **only: Any) -> Sequence[Hit]:
-    """A quantized embedding; ``only`` as for :func:`_quantized`."""
-    return _quantized(subject, Kind.EMBEDDING, **only)
-
-
 def _quantized(
-    subject: Subject,
     kind: Kind,
+    subject: Subject,
     parts: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     formats: Sequence[str] = (),
@@ -239,6 +230,10 @@ def _quantized(
         and fits(module.stored.label, formats)
         and (not reached or reached_by(module.name) in reached)
     ]
+
+
+head = partial(_quantized, Kind.HEAD)
+embedding = partial(_quantized, Kind.EMBEDDING)
 
 
 def zero_point_rows(subject: Subject) -> Sequence[Hit]:

@@ -71,8 +71,8 @@ PAGES = (
         "A file is not what the statement of provenance says",
         "The statement that `ckptkit hash --statement` wrote holds the sha256 of every file of the result. One of them has "
         "other bytes now, or is not there, or there are files that it does not name: weights are an error then, others a "
-        "warning. Statements in envelopes (DSSE, Sigstore bundles) are opened; whether the envelope's signature is good is "
-        "for the tool to say that signed it.",
+        "warning, and so is README.md, which `ckptkit push` adds to. Statements in envelopes (DSSE, Sigstore bundles) are "
+        "opened; whether the envelope's signature is good is for the tool to say that signed it.",
         "ckptkit verify ./model-w8 --provenance model-w8.intoto.json",
         "Fetch or make the result again; if the change is meant, write a new statement.",
     ),

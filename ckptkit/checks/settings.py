@@ -76,7 +76,8 @@ PAGES = (
         "for each token and the like must be the source's. No tensor shows them, so an engine loads such a checkpoint "
         "and computes something else. Every key is compared but those that a conversion changes by right "
         "(quantization_config, dtype, tie_word_embeddings) and those that say who wrote the file. A key that is gone "
-        "is a warning, unless its value stands elsewhere under the same name: engines then take a default.",
+        "is a warning, unless its value stands elsewhere under the same name: engines then take a default. What ckptkit "
+        "reorder-vocab wrote so that nothing loads its result is compared as it was before.",
         '"rope_theta": 10000.0, where the source has 1000000.0',
         "Copy the value from the source's config.json: ckptkit diff SRC CKPT shows all that differ.",
     ),

@@ -51,7 +51,7 @@ def apply(console: Console, plan_name: str, out: str | None, source: str | None,
         options = replace(how.options, nonfinite_error=plan.settings.get("nonfinite") != "keep")
         target = Path(out) if out else None
         if finish and target:
-            made = gather(plan, src, target, plan_file_of(target)[1], options.overwrite)
+            made = gather(plan, checkpoint.source, target, plan_file_of(target)[1], options.overwrite)
             options = replace(options, resume=True)
             how = how._replace(made=made)
         make(console, checkpoint, plan, target, how._replace(options=options))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,11 +15,11 @@ from typing import Any, NamedTuple
 import click
 
 from .. import plan_file
-from ..console import Console, Table, fmt_bytes, fmt_count, fmt_duration
+from ..console import Console, Table, fmt_bytes
 from ..errors import OK, Finding, UserError, fail
-from ..execute import Options, Result, copied, execute, not_linked, peak_memory, preflight, space, to_fetch
+from ..execute import Options, copied, execute, not_linked, preflight
 from ..execute.parts import clear
-from ..files.checkpoint import CONFIG, Checkpoint
+from ..files.checkpoint import Checkpoint
 from ..files.source import DANGLING, Source
 from ..naming.names import Matcher
 from ..naming.patterns import nearest
@@ -30,6 +28,7 @@ from ..plan import Plan
 from ..planners.ordered import not_carried
 from ..remote.push import Destination, destination
 from .parted import PART_OPTIONS, make_on_ray, make_part, part_asked, told_of_part
+from .plan_text import left_out_text, plan_data, plan_text, result_text
 from .push import in_the_way, push_made, pushed_data, pushed_text
 
 LINKS = click.Choice(["auto", "hard", "reflink", "symlink", "copy"])
@@ -67,6 +66,7 @@ def make_options(function: Callable[..., None]) -> Callable[..., None]:
         push = rest.pop("push")
         _check_cluster(cluster, push)
         _check_options(plan_path, **run)
+        _check_out(rest.get("out"))
         allowed = frozenset(listed(allow))
         _check_allow(allowed)
         run["cache_limit"] = None if limit is None else _cache_limit(limit, run["link"])
@@ -111,6 +111,13 @@ def _check_options(plan_path: str | None, *, device: str, resume: bool, overwrit
         raise fail("usage.arguments", message, hint="--resume alone; it replaces OUT if the run it carries on may")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise fail("usage.device", f"--device {device}: neither cpu nor cuda", hint="--device cpu, --device cuda:0")
+
+
+def _check_out(out: str | None) -> None:
+    """Raises UserError (``usage.arguments``) for a URL, which would be a folder of that name."""
+    if out and "://" in out:
+        message = f"{out} is no folder, and results are made in one"
+        raise fail("usage.arguments", message, hint=f"a folder, and --push {quote(out)} publishes what is in it")
 
 
 def _check_cluster(cluster: Cluster, push: str | None) -> None:
@@ -223,9 +230,9 @@ def make(
         result = execute(plan, source, out, options, progress, extra)
     if how.made is not None:
         clear(out)
-    data = {"output": str(result.path), "plan": _plan_data(plan, checkpoint), "fetched": result.fetched}
+    data = {"output": str(result.path), "plan": plan_data(plan, checkpoint), "fetched": result.fetched}
     findings = [*warnings, *found] if console.settings.json else found
-    human = [*told, *_result_text(result, plan), *_left_out(plan, console.settings.verbose)]
+    human = [*told, *result_text(result, plan), *left_out_text(plan, console.settings.verbose)]
     if how.push:
         pushed = push_made(console, out, how.push, how.options.jobs)
         data["pushed"] = pushed_data(pushed)
@@ -251,10 +258,10 @@ def _show_plan(
     more: Sequence[str | Table],
 ) -> None:
     """Print the plan, and then what keeps it from being run; with that the exit code is not 0."""
-    data = {"output": None, "dry_run": True, "plan": _plan_data(plan, checkpoint)}
+    data = {"output": None, "dry_run": True, "plan": plan_data(plan, checkpoint)}
     code = UserError(blocked).exit_code if blocked else OK
     told = [*warnings, *blocked] if console.settings.json else warnings
-    text = plan_text(plan, checkpoint, out, how, console.settings.verbose)
+    text = plan_text(plan, checkpoint, out, how.options, console.settings.verbose)
     console.result(data, [*more, *text], [plan.digest], told, code)
     if blocked:
         if not console.settings.json:
@@ -335,94 +342,3 @@ def _write_plan(plan: Plan, checkpoint: Checkpoint, path: str) -> None:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
         raise fail("output.write", f"{path} cannot be written: {error.strerror}", file=path) from None
-
-
-# --- telling -----------------------------------------------------------------------------------------------
-
-
-def _plan_data(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "digest": plan.digest,
-        "settings": dict(plan.settings),
-        "rules": [total._asdict() for total in plan.summary()],
-        "shards": len(plan.shards),
-        "shards_written": sum(not shard.linked for shard in plan.shards),
-        "bytes": output_bytes(plan, checkpoint),
-        "left_out": [{"name": item.name, "reason": item.reason} for item in plan.left_out],
-        "dropped": [{"name": item.name, "reason": item.reason} for item in plan.dropped],
-    }
-
-
-def plan_text(
-    plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How, verbose: bool = False
-) -> Iterator[str | Table]:
-    """The plan for people: rules, sizes, memory, config diff, what is left out."""
-    yield f"plan  {checkpoint.source.uri} → {out or '(no OUT given)'}  sha256 {plan.digest[:16]}"
-    yield Table(("rule", "operation", "tensors", "read", "made", "write"), list(_rule_rows(plan)), "<<>>>>")
-    with contextlib.suppress(OSError):  # of an OUT that cannot even be looked at, which preflight says
-        yield from _size_lines(plan, checkpoint, out, how)
-    yield from _config_diff(plan, checkpoint.config)
-    yield from _left_out(plan, verbose)
-    yield "nothing was written (dry run)"
-
-
-def _rule_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    for total in plan.summary():
-        counts = (f"{total.tensors_read:,}", fmt_bytes(total.bytes_read), f"{total.tensors_written:,}")
-        yield (total.rule, total.op, *counts, fmt_bytes(total.bytes_written))
-
-
-def output_bytes(plan: Plan, checkpoint: Checkpoint) -> int:
-    """Size of all files of the result but the manifest."""
-    files = checkpoint.source.files
-    shards = sum(files[s.source].size if s.linked and s.source else s.layout[1].file_size for s in plan.shards)
-    return shards + sum(files[s.name].size if s.text is None else len(s.text.encode()) for s in plan.sidecars)
-
-
-def _size_lines(plan: Plan, checkpoint: Checkpoint, out: Path | None, how: How) -> Iterator[str]:
-    size = output_bytes(plan, checkpoint)
-    written = sum(not shard.linked for shard in plan.shards)
-    link = how.options.link
-    taken = f"shards  {written:,} written anew, {len(plan.shards) - written:,} taken over as they are (--link {link}"
-    yield (
-        f"{taken})" if out is None else f"{taken}, {len(copied(plan, checkpoint.source, out, link)):,} of them copied)"
-    )
-    yield f"output  {fmt_bytes(size)} ({size:,} bytes)"
-    if out is not None:
-        needed, free = space(plan, checkpoint.source, out, how.options)
-        if checkpoint.source.stores:
-            yield f"fetch   {fmt_bytes(to_fetch(plan, checkpoint.source))} from {checkpoint.source.uri}"
-        yield f"space   {fmt_bytes(needed)} ({needed:,} bytes) to write, {fmt_bytes(free)} free"
-    yield f"memory  about {fmt_bytes(peak_memory(plan, how.options))} at the peak"
-
-
-def _config_diff(plan: Plan, before: Mapping[str, Any] | None) -> Iterator[str]:
-    after = next((item.text for item in plan.sidecars if item.name == CONFIG), None)
-    if after is not None:
-        old = json.dumps(before, indent=2, ensure_ascii=False).splitlines()
-        diff = difflib.unified_diff(old, after.splitlines(), f"{CONFIG} (source)", f"{CONFIG} (written)", "", "", 1, "")
-        yield from diff
-
-
-def _left_out(plan: Plan, verbose: bool) -> Iterator[str]:
-    """What the result does not have: a line for each file or tensor, or for all that one rule leaves out."""
-    rules: dict[tuple[str, str], list[str]] = {}
-    for what, items in (("files", plan.left_out), ("tensors", plan.dropped)):
-        for item in items:
-            rules.setdefault((what, item.reason), []).append(item.name)
-    for (what, reason), names in rules.items():
-        if verbose or len(names) == 1:
-            yield from (f"left out  {name}: {reason}" for name in names)
-        else:
-            yield f"left out  {len(names):,} {what}: {reason} ({names[0]}, …; -v: all of them)"
-
-
-def _result_text(result: Result, plan: Plan) -> Iterator[str]:
-    how = ", ".join(f"{count:,} {link}" for link, count in result.links.items())
-    shards, clock = fmt_count(result.shards, "shard"), fmt_duration(result.seconds)
-    yield f"{result.path}  {shards} ({how}) in {clock}  plan sha256 {plan.digest[:16]}"
-    yield f"wrote {fmt_bytes(result.bytes_written)}, took over {fmt_bytes(result.bytes_linked)}"
-    if result.fetched:
-        yield f"fetched {fmt_bytes(result.fetched['bytes'])} in {fmt_count(result.fetched['requests'], 'request')}"
-    if result.resumed:
-        yield f"{fmt_count(result.resumed, 'shard')} finished by an earlier run"

@@ -34,7 +34,8 @@ class Job(NamedTuple):
 def check_options(how: How, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Raises UserError (``usage.arguments``) for options that are about folders; ``more`` of them, if they were given."""
     sums = how.options.hash == "sha256"
-    given = {"--plan": how.plan_path, "--include": how.include, "--hash sha256": sums, "--push": how.push, **more}
+    given = {"--plan": how.plan_path, "--include": how.include, "--hash sha256": sums, "--push": how.push}
+    given |= {"--part": how.cluster.part, "--executor": how.cluster.executor != "local", **more}
     for option in (option for option, is_given in given.items() if is_given):
         raise fail("usage.arguments", f"{option} is not for GGUF files", hint=f"leave out {option}")
 

@@ -24,7 +24,7 @@ from ..planners.gguf_remap import plan_remap, vocabulary_rows
 from ..vocab.lists import list_sha256, read_list, sorted_unique
 from ..vocab.order import Order, order_rows
 from ..vocab.slices import rule_of
-from ..vocab.view import view_lines
+from ..vocab.view import llama_cpp_line, view_lines
 from .making import How
 from .making_gguf import Job, check_options, make_gguf
 
@@ -49,6 +49,7 @@ class Wanted(NamedTuple):
     untie: bool
     expand_blocks: bool
     remap_ids: bool
+    offsets: bool | None = None
 
 
 def reorder_gguf(
@@ -76,7 +77,7 @@ def reorder_gguf(
 def _order(gguf: Gguf, src: str, wanted: Wanted) -> Order:
     check_unordered(gguf, src)
     rows = vocabulary_rows(gguf, src) if wanted.remap_ids else head_of(gguf, src).rows
-    found, tokenizer = read_list(wanted.draft_vocab, n_vocab=rows), tokenizer_fingerprint(gguf)
+    found, tokenizer = read_list(wanted.draft_vocab, n_vocab=rows, offsets=wanted.offsets), tokenizer_fingerprint(gguf)
     if found.tokenizer_sha256 and tokenizer and found.tokenizer_sha256 != tokenizer:
         message = f"{wanted.draft_vocab} was made for another tokenizer than that of {src}"
         raise fail("vocab.fingerprint", message, file=wanted.draft_vocab, hint="make the list with this tokenizer")
@@ -90,7 +91,7 @@ def _reordered(gguf: Gguf, buffer: memoryview, order: Order, src: str, how: How)
     digest = _DIGEST if how.dry_run else digest_of(buffer)
     head = head_of(gguf, src)
     plan = plan_reorder(gguf, order, digest, src)
-    told: list[str | Table] = [*view_lines(order, head.row_bytes), f"llama.cpp  {_view(gguf, head)}", _GARBLED]
+    told: list[str | Table] = [*view_lines(order, head.row_bytes), llama_cpp_line(_own(gguf)), _GARBLED]
     return Job(plan, _facts(order, head), told)
 
 
@@ -98,7 +99,7 @@ def _remapped(gguf: Gguf, buffer: memoryview, order: Order, src: str, how: How) 
     made = plan_remap(gguf, buffer, order, src, how.allow)
     head = gguf.tensors.get(HEAD) or gguf.tensors.get(EMBEDDING)
     lines = view_lines(order, head.row_bytes) if head else []
-    told: list[str | Table] = [*lines, f"llama.cpp  {_view(gguf, head)}", _RENUMBERED]
+    told: list[str | Table] = [*lines, llama_cpp_line(_own(gguf)), _RENUMBERED]
     return Job(made.plan, _facts(order, head), told, made.warnings)
 
 
@@ -113,11 +114,7 @@ def _facts(order: Order, head: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _view(gguf: Gguf, head: Tensor | None) -> str:
-    """Whether llama.cpp could take the draft head as a view of the head's first rows."""
-    if HEAD not in gguf.tensors or head is None:
-        return f"no view: the head is tied to {EMBEDDING}, which lies in host memory; it would keep a copy"
-    return (
-        f"a view is possible: {HEAD} is a tensor of its own, {type_name(head.type)}, rows of {head.row_bytes:,} bytes; "
-        "it must lie whole on CUDA, ROCm, MUSA, Vulkan or Metal, or be split by -sm tensor"
-    )
+def _own(gguf: Gguf) -> str | None:
+    """What the head is, where it is a tensor of its own."""
+    head = gguf.tensors.get(HEAD)
+    return head and f"{HEAD} is a tensor of its own, {type_name(head.type)}, rows of {head.row_bytes:,} bytes"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,7 @@ import click
 
 from ..console import Console, Table
 from ..errors import fail
-from ..execute.files import output_faults
-from ..execute.staging import beside, locate
-from ..families import config_value
+from ..families import config_value, is_tied
 from ..files.checkpoint import VOCAB_ORDER, Checkpoint, joined, open_checkpoint
 from ..files.gguf import is_gguf
 from ..files.source import open_source, same_bytes
@@ -27,8 +22,9 @@ from ..planners.reorder_inverse import plan_inverse
 from ..planners.reorder_vocab import BESIDE, Reordered, facts_of_head, find_head, headers_to_keep, plan_reorder
 from ..planners.selection import tied_head
 from ..vocab.fingerprint import tokenizer_fingerprint, tokenizer_size
+from ..vocab.list_writers import tensors_file
 from ..vocab.lists import read_list, sorted_unique
-from ..vocab.marks import KEY, is_declared
+from ..vocab.marks import is_declared
 from ..vocab.order import Order, order_rows
 from ..vocab.order_file import (
     facts_of,
@@ -37,18 +33,25 @@ from ..vocab.order_file import (
     read_headers,
     read_order,
     tables_of,
-    write_tables,
 )
 from ..vocab.slices import ENGINES, rule_of
-from ..vocab.view import view_lines
+from ..vocab.view import llama_cpp_line, view_lines
+from .list_output import offsets_option
 from .making import How, make, make_options, output_problems_too
+from .places import keep, table_place
 from .reorder_gguf import Wanted, reorder_gguf
+
+_FOR_LLAMA_CPP = (
+    "llama.cpp reads GGUF files: reorder the one made of SRC; one that reorders when it loads (--spec-draft-vocab) takes that file "
+    "as it was, or rows would be moved twice"
+)
 
 
 @command
 @click.argument("src")
 @click.argument("out", required=False)
 @click.option("--draft-vocab", metavar="LIST", help="The draft vocabulary: a file of token ids, prefix:N …")
+@offsets_option
 @click.option("--slices", type=click.IntRange(1), metavar="N", help="Among how many devices the head is cut.")
 @click.option("--engine", type=click.Choice(ENGINES), help="By whose rule; needed where engines' rules differ.")
 @click.option(
@@ -65,6 +68,7 @@ def reorder_vocab(
     src: str,
     out: str | None,
     draft_vocab: str | None,
+    offsets: bool | None,
     slices: int | None,
     engine: str | None,
     align: int,
@@ -96,8 +100,9 @@ def reorder_vocab(
       ckptkit reorder-vocab model.gguf renumbered.gguf --draft-vocab draft.txt --slices 1 --remap-ids
     """
     how = how._replace(options=replace(how.options, streaming=streaming))
-    wanted = None if inverse else _wanted(draft_vocab, slices, engine, align, untie, expand_blocks, remap_ids)
-    if inverse and (draft_vocab or slices or engine or align > 1 or untie or expand_blocks or remap_ids):
+    wanted = None if inverse else _wanted(draft_vocab, slices, engine, align, untie, expand_blocks, remap_ids, offsets)
+    others = draft_vocab or slices or engine or align > 1 or untie or expand_blocks or remap_ids
+    if inverse and (others or offsets is not None):
         message = "--inverse undoes what the source says of itself: it takes no list, slices or engine"
         raise fail("usage.arguments", message, hint="ckptkit reorder-vocab SRC OUT --inverse")
     if is_gguf(src):
@@ -109,7 +114,7 @@ def reorder_vocab(
             if wanted is None:
                 joint, made, told = _back(checkpoint, how, stack)
             else:
-                place = stack.enter_context(_order_place(out, how))
+                place = stack.enter_context(table_place(out, how, VOCAB_ORDER))
                 there = _renumbered if wanted.remap_ids else _there
                 joint, made, told = there(checkpoint, wanted, place, how, stack)
         make(console, joint, made.plan, Path(out) if out else None, how, made.warnings, told)
@@ -123,6 +128,7 @@ def _wanted(
     untie: bool,
     expand_blocks: bool,
     remap_ids: bool,
+    offsets: bool | None,
 ) -> Wanted:
     if draft_vocab is None or slices is None:
         missing = "--draft-vocab" if draft_vocab is None else "--slices"
@@ -131,7 +137,7 @@ def _wanted(
     if remap_ids and (untie or expand_blocks):
         message = "--remap-ids moves embedding and head together: it takes neither --untie nor --expand-blocks"
         raise fail("usage.arguments", message, hint="leave them out")
-    return Wanted(draft_vocab, slices, engine, align, untie, expand_blocks, remap_ids)
+    return Wanted(draft_vocab, slices, engine, align, untie, expand_blocks, remap_ids, offsets)
 
 
 Planned = tuple[Checkpoint, Reordered | Remapped, list[str | Table]]
@@ -144,22 +150,24 @@ def _there(checkpoint: Checkpoint, wanted: Wanted, place: Path, how: How, stack:
         _check_stored(checkpoint)
     order, facts = _ordered(checkpoint, head.parts.n_rows, wanted)
     facts |= facts_of_head(checkpoint, head, wanted.expand_blocks)
-    write_tables(place, tables_of(order), metadata_of(facts, headers_to_keep(checkpoint, head)))
+    metadata = metadata_of(facts, headers_to_keep(checkpoint, head))
+    place = keep(place, tensors_file(tables_of(order), metadata))
     joint = _beside(checkpoint, place, stack)
     rows = Rows(joint.others[BESIDE].tensors["row_to_token"], facts["row_to_token_sha256"], "--draft-vocab")
     made = plan_reorder(checkpoint, joint.others[BESIDE], head, rows, facts, wanted.expand_blocks, how.include)
     row_bytes = sum(ref.nbytes for ref in head.parts.refs.values()) // order.n_rows
-    return joint, made, list(view_lines(order, row_bytes))
+    own = None if head.untied else f"{head.module} is a tensor of its own, and will be in a GGUF file made of SRC"
+    return joint, made, [*view_lines(order, row_bytes), llama_cpp_line(own), _FOR_LLAMA_CPP]
 
 
 def _renumbered(checkpoint: Checkpoint, wanted: Wanted, place: Path, how: How, stack: ExitStack) -> Planned:
     _check_unordered(checkpoint)
     order, facts = _ordered(checkpoint, vocabulary_rows(checkpoint), wanted)
-    write_tables(place, tables_of(order))
-    joint = _beside(checkpoint, place, stack)
+    joint = _beside(checkpoint, keep(place, tensors_file(tables_of(order), None)), stack)
     rows = Rows(joint.others[BESIDE].tensors["row_to_token"], facts["row_to_token_sha256"], "--draft-vocab")
     made = plan_remap(joint, order, rows, how.allow, how.include)
-    return joint, made, [*view_lines(order, row_bytes(checkpoint)), *made.told]
+    own = None if is_tied(checkpoint.config) else "the head is a tensor of its own"
+    return joint, made, [*view_lines(order, row_bytes(checkpoint)), llama_cpp_line(own), *made.told]
 
 
 def _check_unordered(checkpoint: Checkpoint) -> None:
@@ -172,7 +180,7 @@ def _ordered(checkpoint: Checkpoint, n_rows: int, wanted: Wanted) -> tuple[Order
     """The order, and what is recorded of it. Raises UserError: ``vocab.*``, ``usage.engine``."""
     source = checkpoint.source
     n_tokenizer, tokenizer = tokenizer_size(source), tokenizer_fingerprint(source)
-    found = read_list(wanted.draft_vocab, n_vocab=n_rows)
+    found = read_list(wanted.draft_vocab, n_vocab=n_rows, offsets=wanted.offsets)
     if found.tokenizer_sha256 and tokenizer and found.tokenizer_sha256 != tokenizer:
         message = f"{wanted.draft_vocab} was made for another tokenizer than that of {source.uri}"
         raise fail("vocab.fingerprint", message, file=wanted.draft_vocab, hint="make the list with this tokenizer")
@@ -213,28 +221,3 @@ def _back(checkpoint: Checkpoint, how: How, stack: ExitStack) -> Planned:
 
 def _beside(checkpoint: Checkpoint, path: Path, stack: ExitStack) -> Checkpoint:
     return joined(checkpoint, {BESIDE: open_checkpoint(stack.enter_context(open_source(str(path))))})
-
-
-@contextmanager
-def _order_place(out: str | None, how: How) -> Iterator[Path]:
-    """Where the order lies while a plan reads it: beside OUT for as long as the run may be resumed, or beside its plan.
-
-    A dry run that keeps no plan leaves nothing behind.
-    """
-    if how.plan_path:
-        folder = Path(f"{how.plan_path}.{KEY}")
-        with output_faults(folder):
-            folder.mkdir(exist_ok=True)
-        yield folder / VOCAB_ORDER
-    elif out is None or how.dry_run or locate(Path(out)).inside:
-        with tempfile.TemporaryDirectory(prefix="ckptkit-") as name:
-            yield Path(name, VOCAB_ORDER)
-    else:
-        folder = beside(Path(out).resolve(), f".{KEY}")
-        try:
-            with output_faults(Path(out)):
-                folder.mkdir(parents=True, exist_ok=True)
-            yield folder / VOCAB_ORDER
-        finally:
-            if not locate(Path(out)).folder.exists():
-                shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from ..reports.human import human
 from ..reports.report import Report, to_dict, to_json
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_NAMED = 4  # checks of one family that did not run, by their ids
 
 
 def reporting_options(function: Function) -> Function:
@@ -108,7 +110,17 @@ def tell(
     else:
         console.result(to_dict(report), [*human(report, console.settings.verbose), *lines], ids, findings)
     if not_run:
-        console.note(f"hint: {', '.join(not_run)} could not run, which is no pass; --allow-skipped passes it over")
+        told = ", ".join(_shortly(not_run))
+        console.note(f"hint: {told} could not run, which is no pass; --allow-skipped passes it over")
+
+
+def _shortly(ids: Collection[str]) -> Iterator[str]:
+    """The ids; many of one family by their number."""
+    families: dict[str, list[str]] = {}
+    for id in ids:
+        families.setdefault(id.partition(".")[0], []).append(id)
+    for family, alike in families.items():
+        yield from alike if len(alike) <= _NAMED else [f"{len(alike)} checks of {family}.*"]
 
 
 def _html(report: Report) -> str:

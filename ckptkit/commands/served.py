@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,15 +21,16 @@ from ..files.checkpoint import Checkpoint, open_checkpoint
 from ..files.source import open_source
 from ..manifest import environment, read_manifest
 from ..reports.report import Place, Report, Run, make_report, place_of, stats_of
-from ..serving import matrix, recording, reference, telling
+from ..serving import matrix, process, recording, reference, telling
 from ..serving.cell import Also, Cell, Ran, Setting
 from ..serving.engine import NONE, Launch, Server
 from ..serving.evaluate import Evaluation, evaluation
-from ..serving.prompts import prompts
+from ..serving.prompts import counted, prompts
 from ..serving.speculative import resolved
+from ..serving.temporary import temporary
 from .reporting import exit_code, tell, write_files
 from .serving import How
-from .serving_job import Job, drafts_of, is_folder, is_local, job_of
+from .serving_job import Job, drafts_of, elsewhere, is_folder, is_local, job_of
 
 if TYPE_CHECKING:
     from .verify import Asked
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
 Looked = tuple[Subject, Outcome]
 Look = Callable[["Asked", str, contextlib.ExitStack], Looked]
 
+PROBE_GRACE = 5.0  # seconds that a probe may take to stop
 _ORDER = ("ok", "skip", "warn", "fail")  # of results, the worst last
 
 
@@ -51,34 +50,29 @@ def serve(
     job = job_of(ckpts, asked, how)
     also = _also(how)
     _check_folders([how.record, asked.junit, *asked.reports])
-    kept = False
-    scratch = Path(tempfile.mkdtemp(prefix="ckptkit-serve-"))
-    try:
-        with contextlib.ExitStack() as opened, _ended_by_sigterm():
-            linted = _linted(job, scratch)
-            looked = {label: look(linted, path, opened) for label, path in job.paths.items() if is_folder(path)}
-            source = _source(job, looked, opened)
-            cells = list(_cells(job, looked))
-            refs = _references(console, job, looked, source, scratch)
-            setting = _setting(how, scratch, also)
-            limits = matrix.Limits(how.tolerance, how.gap, how.min_accept_length)
-            keep, say = how.keep_serving, _saying(console)
-            judged = list(matrix.run_matrix(cells, refs, setting, limits, how.max_tokens, say, keep))
-            kept = judged[-1].ran.pid is not None
-            if how.record:
-                _record(how.record, refs)
-            outcome = _outcome(job, looked, judged, refs, time.monotonic() - began, wanted)
-            not_run = _not_run(outcome, asked)
-            code = _exit_code(outcome, asked, not_run)
-            report = _report(job, looked, source, outcome, code, started, time.monotonic() - began)
-        write_files(report, asked)
-        lines: list[str | Table] = [telling.table(judged), *telling.commands(judged)]
-        lines += telling.kept(judged) if keep else ()
-        tell(console, report, outcome, asked, not_run, lines)
-        return code
-    finally:
-        if not kept:
-            shutil.rmtree(scratch, ignore_errors=True)
+    with temporary("serve") as (scratch, leave), contextlib.ExitStack() as opened, _ended_by_sigterm():
+        linted = _linted(job, scratch)
+        looked = {label: look(linted, path, opened) for label, path in job.paths.items() if is_folder(path)}
+        source = _source(job, looked, opened)
+        cells = list(_cells(job, looked))
+        refs = _references(console, job, looked, source, scratch)
+        setting = _setting(how, scratch, also)
+        limits = matrix.Limits(how.tolerance, how.gap, how.min_accept_length)
+        keep, say = how.keep_serving, _saying(console)
+        judged = list(matrix.run_matrix(cells, refs, setting, limits, how.max_tokens, say, keep))
+        if judged[-1].ran.pid is not None:
+            leave()
+        if how.record:
+            _record(how.record, refs)
+        outcome = _outcome(job, looked, judged, refs, time.monotonic() - began, wanted)
+        not_run = _not_run(outcome, asked)
+        code = _exit_code(outcome, asked, not_run)
+        report = _report(job, looked, source, outcome, code, started, time.monotonic() - began)
+    write_files(report, asked)
+    lines: list[str | Table] = [telling.table(judged), *telling.commands(judged)]
+    lines += telling.kept(judged) if keep else ()
+    tell(console, report, outcome, asked, not_run, lines)
+    return code
 
 
 def _check_folders(paths: Sequence[str | None]) -> None:
@@ -131,8 +125,7 @@ def _cells(job: Job, looked: Mapping[str, Looked]) -> Iterator[Cell]:
     for label, path in job.paths.items():
         checkpoint = looked[label][0].checkpoint if label in looked else None
         if checkpoint and checkpoint.source.stores:
-            hint = f"hf download {path.partition('@')[0]} --local-dir ./{Path(path).name.partition('@')[0]}"
-            raise fail("usage.arguments", f"engines are started on folders, and {path} is on a server", hint=hint)
+            raise elsewhere(path)
         for method in job.methods if label not in refused else ():
             yield Cell(label, Path(path), checkpoint, job.engine, resolved(method, drafts, Path(path)))
 
@@ -172,7 +165,9 @@ def _references(
     golden = recording.read(how.golden) if how.golden else None
     if how.tolerance is not None and source is None and golden is None:
         raise fail("usage.arguments", "--tolerance is about a source, and none is known", hint="--against SRC")
-    asked_for = prompts(how.prompts)
+    if golden:
+        _check_golden(golden, how.golden, weights)
+    asked_for = [*prompts(how.prompts), *([counted(how.long_context)] if how.long_context else ())]
     if reason := _absent(job, scratch):
         return matrix.without_references(job.paths, reason)
     with console.progress("dequantize") as progress:
@@ -181,6 +176,18 @@ def _references(
             return matrix.references(weights, source, golden, making)
         except reference.Unavailable as error:
             raise fail("source.unusable", f"the source cannot be run in float32: {error}") from None
+
+
+def _check_golden(
+    golden: recording.Recording, file: str | None, weights: Mapping[str, recording.Weights | None]
+) -> None:
+    """Raises UserError (``usage.golden``) for tokens that a checkpoint does not have."""
+    largest = max(max(item.ids) for item in golden.items)
+    for label, found in weights.items():
+        size = recording.vocabulary(found) if isinstance(found, Checkpoint) else None
+        if size is not None and largest >= size:
+            message = f"{file} is of another model: it has token {largest}, and {label} {size} tokens"
+            raise fail("usage.golden", message, file=file, hint=f"ckptkit verify SRC --serve --record {file}")
 
 
 def _absent(job: Job, scratch: Path) -> str | None:
@@ -247,10 +254,12 @@ def _besides(asked: Callable[[Server, Ran], Also] | None, probe: str | None, ser
 def _probed(command: str, server: Server) -> Iterator[Finding]:
     """``serve.probe``."""
     program = ["env", f"CKPTKIT_URL={server.url}", f"CKPTKIT_MODEL={server.model}", "sh", "-c", command]
-    ended = subprocess.run(program, capture_output=True, text=True, errors="replace", check=False)
-    if ended.returncode:
-        said = (ended.stderr or ended.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-        yield Finding("serve.probe", f"{command} ended with status {ended.returncode}: {said[0]}")
+    with temporary("probe") as (folder, _):
+        log = folder / "log"
+        status = process.run(program, log, PROBE_GRACE)
+        said = process.last_line(process.read_log(log))
+    if status:
+        yield Finding("serve.probe", f"{command} ended with status {status}: {said}")
 
 
 # --- the result --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import fail
+from ..errors import UserError, fail
 from ..files.source import open_source
 from ..manifest import read_manifest
 from ..serving import client
@@ -39,6 +39,9 @@ def job_of(ckpts: Sequence[str], asked: Asked, how: How) -> Job:
     if how.url:
         _check_url(how.url, ckpts, asked, how)
     paths = labelled(ckpts or [how.url or "."])
+    for path in paths.values():
+        if not is_local(path) and path != how.url:
+            raise elsewhere(path)
     methods = [method for method in map(parse, asked.speculative) if method.name != NONE]
     chosen = _engine(asked.engine, how, next(iter(paths.values())))
     [path, *others] = paths.values()
@@ -73,6 +76,13 @@ def _check_paths(paths: Iterable[str]) -> None:
         if is_folder(path) and Path(path).is_file():
             message = f"engines are started on folders, and {path} is a file"
             raise fail("usage.arguments", message, file=path, hint=f"ckptkit verify {Path(path).parent} --serve")
+
+
+def elsewhere(path: str) -> UserError:
+    """``usage.arguments``: a checkpoint that lies on a server."""
+    name = path.rpartition("://")[2].partition("@")[0]
+    hint = f"hf download {name} --local-dir ./{Path(name).name}"
+    return fail("usage.arguments", f"engines are started on folders, and {path} is on a server", hint=hint)
 
 
 def _check_url(url: str, ckpts: Sequence[str], asked: Asked, how: How) -> None:

@@ -26,7 +26,7 @@ from ..vocab.lists import DraftVocab, list_sha256, read_list, sorted_unique
 from .list_output import offsets_option
 from .making import How, make, make_options, output_problems_too
 from .making_gguf import Job, check_options, make_gguf
-from .places import table_place
+from .places import keep, table_place
 
 GGUF = "llama.cpp"
 
@@ -73,7 +73,7 @@ def subset_head(
             vocab = _list(draft_vocab, head.parts.n_rows, offsets, fingerprint, src)
             place = stack.enter_context(table_place(out, how, TABLES))
             tables = tables_of(vocab.ids, head.parts.n_rows, LAYOUTS[layout])
-            _write(place, tensors_file(tables, None))
+            place = keep(place, tensors_file(tables, None))
             joint = joined(checkpoint, {BESIDE: open_checkpoint(stack.enter_context(open_source(str(place))))})
             beside = joint.others[BESIDE]
             rows = Rows(beside.tensors["rows"], list_sha256(vocab.ids), "--draft-vocab")
@@ -130,9 +130,3 @@ def _list(name: str, n_rows: int, offsets: bool | None, fingerprint: str | None,
     return vocab._replace(
         ids=ids, is_ranked=False, n_vocab=n_rows, tokenizer_sha256=fingerprint or vocab.tokenizer_sha256
     )
-
-
-def _write(place: Path, content: bytes) -> None:
-    """Write the file, unless it is that very one already: a run that goes on compares what it reads."""
-    if not place.is_file() or place.read_bytes() != content:
-        place.write_bytes(content)

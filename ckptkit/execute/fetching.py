@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from ..files.source import Source
+from ..files.source import FileInfo, Source
 from ..manifest import ShardRecord
 from ..plan import Plan, Ref
 from ..remote.proof import is_provable
@@ -76,9 +76,18 @@ def linkable(source: Source, file: str, folder: Path, mode: str) -> Path | None:
     info = source.files[file]
     if info.here:
         return info.path
-    if mode in {"auto", "copy"} or not _links_from(info.path, folder, mode):
+    if mode == "copy" or not any(_links_from(info.path, folder, way) for way in link_modes(info, mode)):
         return None
     return source.whole(file)
+
+
+def link_modes(info: FileInfo, mode: str) -> tuple[str, ...]:
+    """The ways to try of ``--link mode``, in their order.
+
+    A server's file lies in a cache, which nobody edits and whose own folders are links into it: ``auto`` is a hard link there
+    where extents cannot be shared.
+    """
+    return ("reflink", "hard") if mode == "auto" and info.tag is not None else (mode,)
 
 
 def _links_from(cached: Path, folder: Path, mode: str) -> bool:

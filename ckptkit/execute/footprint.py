@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import nlargest
 
 from ..errors import Finding
@@ -18,12 +18,17 @@ _ORDINARY, _WIDE = 8, 12
 
 
 def peak_memory(plan: Plan, options: Options) -> int:
-    """About how many bytes of memory a run takes at its peak: the interpreter, torch, and the chunks in flight."""
+    """About how many bytes of memory a run takes at its peak: the interpreter, torch where it is used, and the chunks in flight."""
     computed = [step for step in plan.steps() if step.op != COPY]
-    if not computed:
-        return _MOVING + 2 * options.chunk_bytes
+    if not _uses_torch(computed):
+        largest = max((_largest_chunk(step, options) for step in computed), default=0)
+        return _MOVING + max(2 * options.chunk_bytes, _ORDINARY * options.threads * largest)
     wide = sum(nlargest(options.threads, _wide_chunks(computed, options)))
     return max(_COMPUTING + _WIDE * wide, _ordinary(options))
+
+
+def _uses_torch(steps: Iterable[Step]) -> bool:
+    return any(operation(op).uses_torch for op in {step.op for step in steps})
 
 
 def _ordinary(options: Options) -> int:

@@ -37,7 +37,8 @@ from .staging import INSIDE, Place, beside, locate, locked
 
 _PLAN = re.compile(r"plan-of-(\d+)\.jsonl")
 # What runs leave in the folder of parts: the plan, one that is being written, parts and their staging folders.
-_OURS = re.compile(r"(\.[^/]*-)?plan-of-\d+\.jsonl|\d+-of-\d+(\.partial)?")
+TABLES = "tables"  # the folder among the parts of what the plan reads beside its source
+_OURS = re.compile(rf"(\.[^/]*-)?plan-of-\d+\.jsonl|\d+-of-\d+(\.partial)?|{TABLES}")
 
 
 def share(plan: Plan, part: Part) -> Plan:
@@ -247,7 +248,7 @@ def clear(out: Path) -> None:
 
 def clear_unbegun(out: Path) -> None:
     """Remove the parts' folder where no part was begun."""
-    if all(_PLAN.fullmatch(name) for name in os.listdir(parts_folder(out))):
+    if all(_PLAN.fullmatch(name) or name == TABLES for name in os.listdir(parts_folder(out))):
         clear(out)
 
 

@@ -84,7 +84,7 @@ def _carry_out(plan: Plan, place: Place, journal: Journal, extra: Mapping[str, A
         return journal.shards, len(journal.shards)
     done = finished(plan, place.folder, journal)
     records = _make_shards(plan, place, done, work)
-    content = {**_finish(plan, place.folder, records, work), **extra}
+    content = _joined(_finish(plan, place.folder, records, work), extra)
     _refuse([*changed(work.source.changed(journal.sources)), *foreign(plan, place.folder)])
     content |= {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 3)}
     write_file(place.folder / MANIFEST, encode(content))
@@ -94,6 +94,14 @@ def _carry_out(plan: Plan, place: Place, journal: Journal, extra: Mapping[str, A
     append(place.folder, {"publishing": begun})
     publish(place, begun)
     return records, len(done)
+
+
+def _joined(content: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest's content with what the caller adds; what was fetched here comes to what was fetched elsewhere."""
+    if "fetched" not in content or "fetched" not in extra:
+        return {**content, **extra}
+    fetched = {key: content["fetched"][key] + count for key, count in extra["fetched"].items()}
+    return {**content, **extra, "fetched": fetched}
 
 
 def _begin(plan: Plan, place: Place, work: Work) -> Journal:

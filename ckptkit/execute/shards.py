@@ -12,7 +12,7 @@ from ..ops import operation
 from ..plan import COPY, Shard, Step
 from ..remote.proof import proving
 from .copies import Run, copy, runs
-from .fetching import evict, linkable
+from .fetching import evict, link_modes, linkable
 from .files import appearing, created
 from .links import link
 from .streaming import can_stream, stream
@@ -54,7 +54,8 @@ def planned_entries(shard: Shard) -> list[Entry]:
 def _link(file: str, path: Path, work: Work) -> str | None:
     here = work.source.files[file].here
     found = linkable(work.source, file, path.parent, work.options.link)
-    kind = link(found, path, work.options.link) if found else None
+    modes = link_modes(work.source.files[file], work.options.link) if found else ()
+    kind = next((kind for mode in modes if found and (kind := link(found, path, mode))), None)
     if found and not here:
         work.cached.append((work.source.files[file].path, work.source.files[file].size))
         evict(work.cached, work.options.cache_limit)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..files.source import Source
 from ..plan import Plan, Shard
+from .fetching import link_modes
 from .journal import finished, read_journal
 from .links import links_without_bytes
 from .options import Options
@@ -52,7 +53,7 @@ def to_write(
             continue
         home = _home(info.path)
         if home not in links:
-            links[home] = links_without_bytes(info.path, folder, options.link)
+            links[home] = any(links_without_bytes(info.path, folder, mode) for mode in link_modes(info, options.link))
         yield shard, 0 if links[home] else info.size
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Finding, UserError, fail
 from ..manifest import NAME as MANIFEST
+from ..model_card import CARD
 from .checkpoint import parse_json
 from .source import Source
 
@@ -100,7 +101,7 @@ def _sidecars_of_manifest(content: Mapping[str, Any]) -> Iterator[tuple[str, str
     records = content.get("sidecars")
     for name, record in records.items() if isinstance(records, dict) else ():
         match record:
-            case {"xxh3": str(value)}:
+            case {"xxh3": str(value)} if name != CARD:  # a card is written on, by `ckptkit push` for one
                 yield name, value
 
 

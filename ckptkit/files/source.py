@@ -264,6 +264,8 @@ def open_source(text: str) -> Source:
     is a folder ``org``: UserError ``source.missing``, without a look at the network. A folder of which a part may not be
     read is refused whole: ``access.denied``.
     """
+    if not text:  # an unset variable, which would be the current folder
+        raise fail("usage.source", "the source's name is empty", hint="a folder, a .safetensors file or org/name")
     path = Path(os.path.expanduser(text))
     try:
         if not path.exists():
@@ -370,6 +372,11 @@ def same_bytes(source: Source, first: Range, second: Range) -> bool:
         if next(pieces) != next(pieces):
             return False
     return True
+
+
+def is_of_checkpoint(name: str) -> bool:
+    """True for a plain name that lies in no folder which is no part of a checkpoint."""
+    return is_plain(name) and PASSED_OVER.isdisjoint(name.split("/")[:-1])
 
 
 def is_plain(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ from ..checks.bounds import same_numbers
 from ..errors import Finding
 from ..families import config_value
 from ..files.checkpoint import VOCAB_ORDER
-from ..vocab.marks import is_declared
+from ..vocab.marks import KEY
 from ..vocab.order import Order
 from ..vocab.slices import bounds, rule_of
 from .cut import Cut, cut
@@ -92,13 +92,24 @@ def _unproved(subject: Subject, head: Head) -> str | None:
     """Why rows cannot be compared with the source's bit by bit, if so."""
     if subject.against is None:
         return "concerns a source, and --against gives none"
-    if not same_numbers(head.view.stored, find_head(subject.against).view.stored):
+    is_expanded = _facts_of_head(subject).get("expanded_blocks")
+    if not (is_expanded or same_numbers(head.view.stored, find_head(subject.against).view.stored)):
         return "concerns heads that hold their source's numbers, and this one was converted (numeric.head)"
     return None
 
 
+def _facts_of_head(subject: Subject) -> Mapping[str, Any]:
+    """What is recorded of a head in an order of its own: with ``expanded_blocks`` its values are the source's all the same."""
+    found = subject.config.get(KEY)
+    head = found.get("head") if isinstance(found, Mapping) else None
+    return head if isinstance(head, Mapping) else {}
+
+
 def _order_findings(subject: Subject, head: Head, tokens: Ids) -> Iterator[Finding]:
     """``head.order``"""
+    import numpy as np
+
+    from ..vocab.order_file import read_order
     from .proof import bias_differs, digests, misplaced
 
     assert subject.against is not None
@@ -108,10 +119,13 @@ def _order_findings(subject: Subject, head: Head, tokens: Ids) -> Iterator[Findi
         yield _finding("head.order", head, message)
         return
     mine, theirs = (digests(a.view, b.source, jobs) for a, b in ((head, subject.checkpoint), (source, subject.against)))
-    wrong = misplaced(mine, theirs, tokens)
+    origin = read_order(subject.against.source)
+    # The source's row of each token.
+    row_of = np.arange(len(theirs), dtype=np.int32) if origin is None else origin.token_to_row
+    wrong = misplaced(mine, theirs[row_of], tokens)
     if wrong:
         yield _finding("head.order", head, _misplaced(wrong), {"rows": len(wrong), "first": [*wrong[:SHOWN]]})
-    if bias_differs(head, subject.checkpoint, source, subject.against, tokens):
+    if bias_differs(head, subject.checkpoint, source, subject.against, row_of[tokens]):
         yield _finding("head.order", head, "the bias is not the source's, each number at its token's row")
 
 
@@ -159,8 +173,8 @@ def _unfit(subject: Subject) -> str | None:
 
 def _unfit_order(subject: Subject) -> str | None:
     """A head in an order of its own is compared with its source's also where --head was not asked for."""
-    is_made = subject.against is not None and is_declared(subject.config) and not is_declared(subject.against.config)
-    if not (is_made and subject.checkpoint.source.files.keys() >= {VOCAB_ORDER}):
+    sides = [side for side in (subject.checkpoint, subject.against) if side and VOCAB_ORDER in side.source.files]
+    if subject.against is None or len(sides) != 1:
         return _unfit(subject)
     return subject.unknown or ("concerns whole heads, not samples" if subject.sample.of > 1 else None)
 
@@ -188,7 +202,8 @@ PAGES = (
         "With --against the digest of every row of the head (xxh3-128 of its values as float32) is compared with that "
         "of its token's row of the source, in the order that the checkpoint gives or, without one, in the order of "
         "tokens. That proves the whole permutation without any activation. The report names the first rows and whose "
-        "rows they hold. Heads that were converted hold other numbers: numeric.head compares those.",
+        "rows they hold. Heads that were converted hold other numbers: numeric.head compares those. A head that was put in "
+        "another order is compared so without --head too.",
         "lm_head.weight: 2 rows are not their tokens': row 128 is token 128's, and holds the row of token 129",
         "Make the checkpoint again from the source; if --against is another model, give the right one.",
     ),

@@ -11,6 +11,7 @@ import numpy as np
 from ..checks import Subject
 from ..checks.bounds import same_numbers
 from ..errors import Finding
+from ..vocab.order_file import read_order
 from .agreement import Agreement, Drift, Whole, agreements, broken, drift, lost, received, whole
 from .cut import Cut
 from .head import Head, find_head, logits
@@ -89,7 +90,9 @@ def _alone(subject: Subject, head: Head, cut: Cut, states: Floats, dtype: str) -
     if subject.against is not None:
         source = find_head(subject.against)
         if same_numbers(head.view.stored, source.view.stored) and head.view.shape == source.view.shape:
-            return logits(source, subject.against, states, 0, source.view.rows, dtype), "source"
+            order = read_order(subject.against.source)
+            found = logits(source, subject.against, states, 0, source.view.rows, dtype)
+            return (found if order is None else found[:, order.token_to_row]), "source"
     found = logits(head, subject.checkpoint, states, 0, head.view.rows, dtype)
     by_token = np.empty_like(found)
     by_token[:, cut.tokens] = found

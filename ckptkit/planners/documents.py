@@ -16,14 +16,21 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 
 def put(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set (or, for None, remove) the value at ``path``, () being all of it; keys that are there keep their order."""
+    """Set (or, for None, remove) the value at ``path``, () being all of it; keys that are there keep their order.
+
+    Tables on the way are made where there is none, or null.
+    """
     if not path:
         document.clear()
         document.update(value or {})
         return
     *parents, last = path
     for key in parents:
-        document = document.setdefault(key, {})
+        if document.get(key) is None:
+            if value is None:
+                return
+            document[key] = {}
+        document = document[key]
     if value is None:
         document.pop(last, None)
     else:

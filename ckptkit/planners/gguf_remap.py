@@ -83,6 +83,9 @@ def plan_remap(gguf: Gguf, buffer: memoryview, order: Order, file: str, allow: C
 
     Raises UserError: ``vocab.table``, ``vocab.unknown-ids``, ``vocab.remap``, ``vocab.mapping``, ``vocab.tokenizer``.
     """
+    if any(key.startswith(RECORD) for key in gguf.fields):
+        message = f"{file} was renumbered before: nothing would say which ids it had at first"
+        raise fail("vocab.remap", message, file=file, hint="renumber the file that it was made from")
     findings = list(_crowded(gguf.fields[TOKENS].length, order, file))
     moves = _moves(gguf, buffer, order, file, findings)
     fields = {field.key: field for field in _fields(gguf, order, file, findings)}
@@ -144,8 +147,6 @@ def _fields(gguf: Gguf, order: Order, file: str, findings: list[Finding]) -> Ite
     new_id = numbering(order.token_to_row)
     size = gguf.fields[TOKENS].length
     for field in gguf.fields.values():
-        if field.key.startswith(RECORD):
-            continue
         try:
             yield _field(field, order, new_id, size, file)
         except UserError as error:

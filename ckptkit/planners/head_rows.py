@@ -114,6 +114,9 @@ def row_steps(
         message = f"{parts.weight.name} has a scale for every {parts.block} rows, which other rows cannot share"
         hint = "--expand-blocks gives each row the scales it had; or make it dense first: ckptkit dequantize SRC OUT"
         raise fail("vocab.block-fp8", message, file=parts.weight.file, tensor=parts.weight.name, hint=hint)
+    if parts.layout == "awq" and rows.number % len(_AWQ_LANES):
+        what = f"is AWQ's, of {len(_AWQ_LANES)} rows a word: {rows.number:,} of them do not fill whole words"
+        raise _unfit(parts.module, what, parts.weight)
     ways = {last: _way(parts, last, ref, rows.number, collapse) for last, ref in parts.refs.items()}
     return {ref.name: [_step(ref, rows, called(ref.name), *ways[last])] for last, ref in parts.refs.items()}
 

@@ -24,6 +24,7 @@ from ..vocab.lists import list_sha256
 from ..vocab.order import Order
 from ..vocab.remap_files import FILE, UNKNOWN, remapped_files
 from ..vocab.tables import MAPS, embedding, mask_of, tables
+from .adapters import adapters_on
 from .allowing import passed_over
 from .head_rows import Rows, parts_of, row_steps
 from .sidecars import OWN, sidecars, with_index
@@ -87,9 +88,10 @@ def plan_remap(
     """The plan that gives the tokens of ``checkpoint`` the ids that are their rows in ``order``.
 
     The order's tables lie beside the checkpoint; ``rows`` is ``row_to_token``. Raises UserError with all findings:
-    ``vocab.table``, ``vocab.format``, ``vocab.block-fp8``, ``vocab.unknown-ids``, ``vocab.tokenizer-file``,
+    ``vocab.adapter``, ``vocab.table``, ``vocab.format``, ``vocab.block-fp8``, ``vocab.unknown-ids``, ``vocab.tokenizer-file``,
     ``vocab.tokenizer``, ``vocab.remap``, ``vocab.mapping``, ``vocab.ambiguous``.
     """
+    _check_first(checkpoint)
     ids = Rows(rows.ref._replace(**_place_of_ids(checkpoint, rows)), list_sha256(order.token_to_row), rows.rule)
     given = _Given(checkpoint, order, rows, ids)
     replaced, findings = _replaced(given)
@@ -100,6 +102,7 @@ def plan_remap(
     texts, stale = with_index(checkpoint, shards, written, files.stale)
     kept, left_out = sidecars(checkpoint, texts, stale, include)
     kept = tuple(item for item in kept if item.name.partition(":")[0] not in checkpoint.others)
+    left_out = tuple(item for item in left_out if item.name.partition(":")[0] not in checkpoint.others)
     settings = {
         "remap_ids": True,
         "engine": order.engine,
@@ -108,6 +111,12 @@ def plan_remap(
     }
     plan = Plan("reorder-vocab", shards, kept, left_out, settings=settings)
     return Remapped(plan, (*checkpoint.warnings, *told), _told(order, files.texts))
+
+
+def _check_first(checkpoint: Checkpoint) -> None:
+    if RECORD in checkpoint.source.files:
+        message = f"{checkpoint.source.uri} was renumbered before: nothing would say which ids it had at first"
+        raise fail("vocab.remap", message, file=RECORD, hint="renumber the checkpoint that it was made from")
 
 
 def _is_firm(id: str, checkpoint: Checkpoint) -> bool:
@@ -134,6 +143,8 @@ def _replaced(given: _Given) -> tuple[dict[str, list[Step]], list[Finding]]:
         ref = found.hashed[0]
         message = f"{ref.name} is of an embedding that computes with token ids: others would mean other rows there"
         findings.append(Finding("vocab.remap", message, ref.file, ref.name))
+    heads = [head for module in found.modules if (head := head_of(module))]
+    findings += adapters_on(given.checkpoint.source, [*found.modules, *heads])
     for module in found.modules:
         try:
             steps |= row_steps(given.checkpoint, module, _rows_of(given, module), lambda name: name)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import Finding, UserError, fail
 from ..families import Kind, classifier, embedding_of, head_of, is_tied
-from ..files.checkpoint import VOCAB_ORDER, Checkpoint, parse_json
+from ..files.checkpoint import VOCAB_ORDER, Checkpoint
 from ..files.header import lay_out, row_view
 from ..plan import Plan, Shard, Step, copy_step
 from ..stored import WEIGHTS, split_name
 from ..vocab.marks import KEY, REORDERED
 from ..vocab.order import Order
+from .adapters import adapters_on
 from .documents import no_config
 from .head_rows import Parts, Rows, parts_of, row_steps
 from .ordered_config import kept_as, written
 from .sidecars import sidecars, with_index
 
 BESIDE = "order"  # the key of the file that holds the order, among the checkpoints that a plan reads
-_ADAPTER = "adapter_config.json"
 
 
 class Head(NamedTuple):
@@ -51,11 +51,11 @@ def find_head(checkpoint: Checkpoint, untie: bool) -> Head:
     """
     if checkpoint.config is None:
         raise UserError(no_config(checkpoint, "the order of the head"))
-    adapters = list(adapters_on_head(checkpoint))
-    if adapters:
-        raise UserError(adapters)
     embedding = embedding_of(checkpoint.tensors, checkpoint.config)
     module = _stored_head(checkpoint, embedding)
+    adapters = list(adapters_on(checkpoint.source, [module or (embedding and head_of(embedding)) or "lm_head"]))
+    if adapters:
+        raise UserError(adapters)
     tied = is_tied(checkpoint.config)
     if tied and not untie:
         message = f"the head is tied to {embedding or 'the embedding'}: in another order it would be one of its own"
@@ -79,20 +79,6 @@ def _stored_head(checkpoint: Checkpoint, embedding: str | None) -> str | None:
     if expected in found:
         return expected
     return next(iter(found)) if len(found) == 1 else None
-
-
-def adapters_on_head(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """``vocab.adapter`` for each LoRA adapter beside the checkpoint that has weights for the head: they are in its old order."""
-    for name in checkpoint.source.files:
-        if name.rpartition("/")[2] != _ADAPTER:
-            continue
-        table = parse_json(checkpoint.source.text(name), name, "config.parse")
-        listed = [table.get(key) for key in ("target_modules", "modules_to_save")] if isinstance(table, dict) else []
-        named = [item for value in listed for item in ([value] if isinstance(value, str) else value or [])]
-        if any(str(item).rpartition(".")[2].endswith("lm_head") for item in named):
-            message = f"{name} is of an adapter on the head, and its rows are those of tokens in their own order"
-            hint = "merge the adapter first, or move it out of SRC and leave lm_head out of its modules"
-            yield Finding("vocab.adapter", message, file=name, hint=hint)
 
 
 # --- there -------------------------------------------------------------------------------------------------

@@ -68,20 +68,30 @@ def removal(text: str) -> Change:
 def _place(text: str, option: str) -> tuple[str, Path]:
     file, colon, key = text.rpartition(":")
     path = tuple(key.split("."))
-    if not all(path) or (colon and not file.endswith(".json")):
+    is_text = text.encode("utf-8", "replace").decode() == text  # or else bytes of the command line that are no UTF-8
+    if not is_text or not all(path) or (colon and not file.endswith(".json")):
         hint = "a key, or FILE.json:KEY; dots lead into tables: text_config.num_hidden_layers"
-        raise fail("usage.set", f"{option}: {text!r} is no key", hint=hint)
+        raise fail("usage.set", f"{option.partition(' ')[0]}: {text!r} is no key", hint=hint)
     return file or CONFIG, path
 
 
 def _value(text: str) -> Any:
     try:
-        found = json.loads(text)
-    except ValueError:
-        return text
+        found = _parsed(text)
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        message = f"{text[:60]!r} is no value of a JSON file: not finite, no UTF-8, or too deep"
+        raise fail("usage.set", message, hint="a number, true, false, a list, a table, or else a string") from None
     if found is None:
         raise fail("usage.set", "null is no value that can be set", hint="--unset KEY removes a key")
     return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def plan_config(
@@ -106,6 +116,7 @@ def plan_config(
         after[CONFIG] = PRESETS[name].make(checkpoint, after[CONFIG], found)
     found += _mistakes(changes, after)
     for change in changes:
+        _refuse_no_table(change, after)
         put(after[change.file], change.path, change.value)
     if after == before:
         found.append(Finding("plan.unchanged", "nothing would change", hint="ckptkit inspect SRC shows what is stated"))
@@ -147,16 +158,28 @@ _PASSABLE = POLICY | {"plan.config-key", "plan.config-type", "plan.unchanged"}
 def _mistakes(changes: Iterable[Change], documents: Documents) -> Iterator[Finding]:
     """``plan.config-key`` for a key that looks like a misspelled one, ``plan.config-type`` for a value of another type."""
     for change in changes:
-        table: Any = documents[change.file]
-        for key in change.path[:-1]:
-            table = table.get(key) if isinstance(table, Mapping) else table
+        table = _table(change, documents)
         if not isinstance(table, Mapping | None):
-            message = f"{change.text}: {'.'.join(change.path[:-1])} is no table in {change.file}"
-            raise fail("usage.set", message, file=change.file, hint="set all of it at once, as JSON")
+            continue  # which is refused when it is made
         if change.path[-1] not in (table or {}):
             yield from _new_key(change, table or documents[change.file])
         elif change.value is not None:
             yield from _other_type(change, (table or {})[change.path[-1]])
+
+
+def _table(change: Change, documents: Documents) -> Any:
+    """What holds the key that is changed: a table, None where it is still to be made, or what is no table."""
+    table: Any = documents[change.file]
+    for key in change.path[:-1]:
+        table = table.get(key) if isinstance(table, Mapping) else table
+    return table
+
+
+def _refuse_no_table(change: Change, documents: Documents) -> None:
+    """Raises UserError (``usage.set``) where a dot leads into a value, which an earlier change may have set."""
+    if not isinstance(_table(change, documents), Mapping | None):
+        message = f"{change.text}: {'.'.join(change.path[:-1])} is no table in {change.file}"
+        raise fail("usage.set", message, file=change.file, hint="set all of it at once, as JSON")
 
 
 def _new_key(change: Change, table: Mapping[str, Any]) -> Iterator[Finding]:

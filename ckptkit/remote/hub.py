@@ -34,9 +34,9 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_s
 
 from .. import __version__
 from ..errors import UserError, fail
-from ..files.source import FileInfo, Source, file_info, is_plain, scan_folder
+from ..files.source import FileInfo, Source, file_info, is_of_checkpoint, is_plain, scan_folder
 from .proof import proving
-from .ranges import Address, Asked, Traffic, fetch
+from .ranges import Address, Asked, Traffic, fetch, patiently
 from .store import RemoteStore
 
 _PIECE = 4 << 20
@@ -63,7 +63,7 @@ class Repository(NamedTuple):
 
 def is_of_hub(url: str) -> bool:
     """Whether a web address is one of the Hub's pages."""
-    return urlsplit(url).hostname in {*constants.HF_URL_HOSTS, urlsplit(constants.ENDPOINT).hostname}
+    return urlsplit(url).netloc in {*constants.HF_URL_HOSTS, urlsplit(constants.ENDPOINT).netloc}
 
 
 def open_hub(uri: str) -> Source:
@@ -81,12 +81,24 @@ def open_hub(uri: str) -> Source:
         raise fail("usage.source", f"{uri} names a {named.type}; checkpoints are model repositories", hint=_NAMES)
     if is_offline_mode():
         return _open_cached(named.id, named.revision or constants.DEFAULT_REVISION, named.path_in_repo)
-    with asking_for(named.id, named.revision):
-        api = HfApi(**TOOL)
-        commit = str(api.model_info(named.id, revision=named.revision).sha)
-        entries = list(api.list_repo_tree(named.id, recursive=True, revision=commit))
-    listed = [entry for entry in entries if isinstance(entry, RepoFile) and is_plain(entry.path)]
+    commit, listed = _listed(named.id, named.revision)
     return _source(Repository(named.id, commit, named.path_in_repo.rstrip("/")), listed)
+
+
+def _listed(id: str, revision: str | None) -> tuple[str, list[RepoFile]]:
+    """The commit that a revision is now, and its files. Raises UserError."""
+    api = HfApi(**TOOL)
+    with asking_for(id, revision):
+        try:
+            commit = patiently(partial(api.model_info, id, revision=revision)).sha
+            entries = patiently(lambda: list(api.list_repo_tree(id, recursive=True, revision=commit)))
+            if not commit or not is_plain(commit):
+                raise ValueError(commit)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            message = f"{constants.ENDPOINT} answered with what is no listing of {id} ({type(error).__name__})"
+            hint = "is HF_ENDPOINT a Hub, and no proxy's page between?"
+            raise fail("access.unreachable", message, file=id, hint=hint) from None
+    return commit, [entry for entry in entries if isinstance(entry, RepoFile) and is_of_checkpoint(entry.path)]
 
 
 _NAMES = "org/name, org/name@revision, or hf://org/name@revision/folder"
@@ -156,7 +168,7 @@ def _downloaded(repository: Repository, path: str, info: FileInfo, traffic: Traf
     for attempt in (1, 2):
         with asking_for(repository.id, repository.commit):
             options: dict[str, Any] = {"revision": repository.commit, "force_download": attempt == 2, **TOOL}
-            named = Path(hf_hub_download(repository.id, path, **options))
+            named = Path(patiently(partial(hf_hub_download, repository.id, path, **options), traffic))
             found = named.resolve()
         traffic.add(info.size, 1)
         try:
@@ -177,15 +189,17 @@ def _downloaded(repository: Repository, path: str, info: FileInfo, traffic: Traf
 
 def _open_cached(id: str, revision: str, path: str) -> Source:
     """What the Hub cache has of a revision, whole or not: whatever is missing, the checkpoint's index tells."""
-    folder = _cache_of(id)
+    folder, commit = _cache_of(id), revision
     with contextlib.suppress(OSError):
-        revision = (folder / "refs" / revision).read_text("utf-8").strip()
-    repository = Repository(id, revision, path.rstrip("/"))
+        commit = (folder / "refs" / revision).read_text("utf-8").strip() if is_plain(revision) else revision
+    repository = Repository(id, commit, path.rstrip("/"))
     root = repository.snapshot / path
-    if not is_plain(revision) or not root.exists():
-        message = f"{id} at {revision} is not in the Hub cache ({folder}), and HF_HUB_OFFLINE forbids to fetch it"
-        raise fail("access.offline", message, file=id, hint=f"HF_HUB_OFFLINE=0 hf download {id}")
-    return Source(repository.uri, root, *scan_folder(root), revision=revision)
+    if not is_plain(commit) or not is_plain(repository.path or commit) or not root.exists():
+        what = f"{path} of {id}" if path else id
+        message = f"{what} at {revision} is not in the Hub cache ({folder}), and HF_HUB_OFFLINE forbids to fetch it"
+        hint = f"HF_HUB_OFFLINE=0 hf download {id} --revision {revision}"
+        raise fail("access.offline", message, file=id, hint=hint)
+    return Source(repository.uri, root, *scan_folder(root), revision=commit)
 
 
 def _cache_of(id: str) -> Path:

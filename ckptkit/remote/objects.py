@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import UserError, fail
-from ..files.source import FileInfo, Source, is_plain
+from ..files.source import FileInfo, Source, is_of_checkpoint
 from .ranges import Address, Asked, Traffic, fetch
 from .store import RemoteStore
 
@@ -56,13 +56,16 @@ def open_objects(url: str) -> Source:
 def folder_at(url: str) -> Folder:
     import fsspec
 
-    try:
-        system, path = fsspec.url_to_fs(url)
-    except ImportError as error:
-        hint = "pip install 'ckptkit[remote]'"
-        raise fail("usage.extra", f"{url} needs a library that is not here: {error}", hint=hint) from None
-    except ValueError as error:
-        raise fail("usage.source", f"{url}: {error}", hint="s3://bucket/folder, gs://…, https://…") from None
+    scheme, _, rest = url.partition("://")
+    url = f"{scheme.lower()}://{rest}"
+    with asking_store(url):
+        try:
+            system, path = fsspec.url_to_fs(url)
+        except ImportError as error:
+            hint = "pip install 'ckptkit[remote]'"
+            raise fail("usage.extra", f"{url} needs a library that is not here: {error}", hint=hint) from None
+        except ValueError as error:
+            raise fail("usage.source", f"{url}: {error}", hint="s3://bucket/folder, gs://…, https://…") from None
     return Folder(url, system, path)
 
 
@@ -78,7 +81,8 @@ def _listed(folder: Folder) -> dict[str, FileInfo]:
         if folder.path.endswith(".safetensors"):
             return {folder.path.rpartition("/")[2]: file_at(folder, system.info(folder.path))}
         names = {path: path.removeprefix(prefix) for path in system.find(folder.path) if path.startswith(prefix)}
-        return {name: file_at(folder, system.info(path)) for path, name in sorted(names.items()) if is_plain(name)}
+        kept = [(path, name) for path, name in sorted(names.items()) if is_of_checkpoint(name)]
+        return {name: file_at(folder, system.info(path)) for path, name in kept}
 
 
 def file_at(folder: Folder, info: dict[str, Any]) -> FileInfo:

@@ -21,12 +21,6 @@ def is_provable(info: FileInfo) -> bool:
     return (info.tag or "").startswith(("sha256:", "git:"))
 
 
-def recorded(info: FileInfo) -> dict[str, str]:
-    """``{"sha256": …}``, ``{"git": …}`` or ``{"etag": …}``: what the server says of the content."""
-    kind, _, value = (info.tag or "").partition(":")
-    return {kind: value} if value else {}
-
-
 @contextmanager
 def proving(info: FileInfo, file: str) -> Iterator[hashlib._Hash | _Nothing]:
     """To be given all bytes of a file in order. Raises UserError (``source.digest``) at the end if they are others."""

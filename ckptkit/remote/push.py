@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, Protocol
 
 import xxhash
@@ -23,6 +24,8 @@ from ..manifest import NAME as MANIFEST
 from ..manifest import read_manifest
 from ..model_card import CARD, Facts, card
 from ..naming.names import Matcher
+
+_REMADE = "make it again; ckptkit config makes a result of another with keys of its config changed"
 
 Told = Callable[[int], None]
 
@@ -85,12 +88,12 @@ class Destination(Protocol):
 
 def destination(text: str, private: bool = False) -> Destination:
     """The place that ``org/name[@branch]`` or ``s3://bucket/folder`` names. Raises UserError ``usage.destination``."""
-    scheme, separator, _ = text.partition("://")
+    scheme, separator, path = text.partition("://")
     if not separator or scheme.lower() == "hf":
         from .push_hub import branch
 
         return branch(text.removeprefix("hf://"), private)
-    if scheme.lower() in {"http", "https", "file"}:
+    if scheme.lower() in {"http", "https", "file", "local"} or not path.strip("/"):
         message = f"{text} is no place that results are pushed to"
         raise fail(
             "usage.destination", message, hint="org/name, org/name@branch, s3://bucket/folder, gs://bucket/folder"
@@ -106,7 +109,7 @@ def publish(made: Made, place: Destination, there: Source | None, told: Told) ->
     The card that somebody wrote into the result goes before the one that is there, and that before the source's.
     """
     said = there.text(CARD) if there and CARD in there.files and not made.is_written else made.card
-    sums = {item.name: (item.size, item.sha256) for item in made.items}
+    sums = {item.name: (item.size, item.sha256) for item in made.items if item.name != SUMS}
     text = card(said, Facts(made.manifest, sums, place.uri, place.served))
     return place.publish(_with_card(made.items, _new(CARD, text.encode())), made.manifest, there, told)
 
@@ -120,7 +123,7 @@ def _with_card(items: Iterable[Item], added: Item) -> tuple[Item, ...]:
     files = {item.name: item for item in items} | {CARD: added}
     sums = files.get(SUMS)
     if sums:
-        known = {name: item.sha256 for name, item in files.items() if name not in {SUMS, TENSORS, MANIFEST}}
+        known = {name: item.sha256 for name, item in files.items() if name not in {SUMS, TENSORS}}
         files[SUMS] = _new(SUMS, sums_text(known).encode("utf-8", "surrogateescape"))
     return tuple(files[name] for name in sorted(files))
 
@@ -131,9 +134,18 @@ def stale(names: Iterable[str], old: Mapping[str, Any] | None, items: Iterable[I
     What an earlier result's manifest names, and weights, indexes and records that lie beside them; everything else is
     its author's.
     """
-    mine = {record.get("name") for record in (old or {}).get("shards", [])} | set((old or {}).get("sidecars", {}))
+    mine = _named(old or {})
     new = {item.name for item in items}
     return [name for name in names if name not in new and (name in mine or is_weights(name) or name in {SUMS, TENSORS})]
+
+
+def _named(old: Mapping[str, Any]) -> set[str]:
+    """The files that a manifest names, but those that are the repository's: .gitattributes."""
+    match old:
+        case {"shards": list() as shards, "sidecars": dict() as sidecars}:
+            names = {str(record.get("name")) for record in shards if isinstance(record, dict)} | sidecars.keys()
+            return {name for name in names if not name.startswith(".")}
+    return set()
 
 
 def is_weights(name: str) -> bool:
@@ -224,9 +236,9 @@ def _is_written(content: Mapping[str, Any], text: str | None) -> bool:
 def _missing(source: Source, sizes: Mapping[str, Any]) -> Iterator[Finding]:
     for name, size in sizes.items():
         if name not in source.files:
-            yield _changed(source, name, "is not there")
+            yield _changed(source, name, "is not there", _REMADE)
         elif source.files[name].size != size:
-            yield _changed(source, name, f"has {source.files[name].size:,} bytes, and had {size:,}")
+            yield _changed(source, name, f"has {source.files[name].size:,} bytes, and had {size:,}", _REMADE)
 
 
 def _differing(
@@ -239,13 +251,14 @@ def _differing(
     """What is no longer as it was recorded. A shard that nobody recorded digests of has to be as old as it was."""
     known = recorded(source, content)
     yield from known.unreadable
+    hint = f"make it again; if the change is meant: ckptkit hash {quote(source.uri)} --per-tensor --overwrite"
     times = {record["name"]: record.get("mtime_ns") for record in content["shards"]}
     for name in sizes:
         same = _is_same(source, name, known, sums, digests)
         if same is None and source.files[name].mtime_ns != times.get(name):
-            yield _changed(source, name, "was written since, and no digest of it is recorded")
+            yield _changed(source, name, "was written since, and no digest of it is recorded", hint)
         elif same is False:
-            yield _changed(source, name, "has other bytes")
+            yield _changed(source, name, "has other bytes", hint)
 
 
 def _is_same(
@@ -262,7 +275,6 @@ def _is_same(
     return xxhash.xxh3_128_hexdigest(source.read(name, 0, source.files[name].size)) == digest.value
 
 
-def _changed(source: Source, name: str, what: str) -> Finding:
+def _changed(source: Source, name: str, what: str, hint: str) -> Finding:
     message = f"{name} {what}: {source.uri} is not what its {MANIFEST} says"
-    hint = f"make it again; if the change is meant: ckptkit hash {source.uri} --per-tensor --overwrite"
     return Finding("push.changed", message, file=name, hint=hint)

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -30,6 +31,7 @@ _NAMES = "org/name, or org/name@branch"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NOT_THERE = {"access.repository", "source.revision", "source.missing"}
 _AT_ONCE = 5  # files: as many as huggingface_hub sends side by side
+_SMALL = 16 << 20  # bytes: the Hub takes no larger file but as a large one
 _PATIENCE = 300.0  # seconds for an answer: the Hub looks through a large commit before it gives one
 
 
@@ -165,7 +167,21 @@ def _send(api: HfApi, id: str, revision: str, items: Sequence[Item], told: Told)
 
 
 def _addition(item: Item) -> CommitOperationAdd:
-    addition = CommitOperationAdd(item.name, item.content)
+    """Raises UserError ``push.changed`` where a file is not the one any more that was looked at.
+
+    A small one goes as its bytes, since a commit holds them; of a large one the Hub checks the sha256.
+    """
+    content = item.content
+    try:
+        if isinstance(content, Path) and item.size <= _SMALL:
+            content = content.read_bytes()
+        is_same = isinstance(content, Path) or hashlib.sha256(content).hexdigest() == item.sha256
+        addition = CommitOperationAdd(item.name, content)
+    except (OSError, ValueError):
+        is_same = False
+    if not is_same or addition.upload_info.size != item.size:
+        message = f"{item.name} was changed while the result was sent"
+        raise fail("push.changed", message, file=item.name, hint="make it again")
     addition.upload_info.sha256 = bytes.fromhex(item.sha256)
     return addition
 
@@ -184,12 +200,10 @@ def _writing(place: Branch) -> Iterator[None]:
     with asking_for(place.id, place.name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metadata that a card could have besides
         try:
-            yield
-        except RuntimeError as error:  # of one large file: what it was lies within
-            cause = error.__cause__
-            if isinstance(cause, HfHubHTTPError):
-                raise _refusal(place, cause) or cause from None
-            raise cause or error from None
+            try:
+                yield
+            except RuntimeError as error:  # of one large file: what it was lies within
+                raise error.__cause__ or error from None
         except HfHubHTTPError as error:
             raise _refusal(place, error) or error from None
         except ValueError as error:  # metadata of a card, or an answer of the storage
@@ -206,10 +220,7 @@ def _refusal(place: Branch, error: HfHubHTTPError) -> UserError | None:
         message = f"{place.id} may not be written with this token (HTTP {status})"
         return fail("access.denied", message, file=place.id, hint="hf auth login, with a token that may write there")
     if status in {409, 412}:
-        message = f"{place.uri} got another commit meanwhile; nothing of this one is visible"
-        return fail(
-            "output.conflict", message, file=place.id, hint="the same command again: what was sent is kept there"
-        )
+        return _conflict(place)
     if status in {400, 413, 422}:
         message = f"{place.uri} refuses the commit: {error.server_message or f'HTTP {status}'}"
         return fail("output.refused", message, file=place.id, hint="mend what the Hub names, then the same command")

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from huggingface_hub import constants
-from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import get_session
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from ..errors import UserError, fail
 
@@ -25,6 +25,8 @@ MOMENT = 0.2  # seconds between two looks whether to stop
 LONGEST = 60.0  # seconds, whatever a server asks for
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses that may be others the next time
 _AGAIN = "the same command again; one that makes files carries on with --resume"
+T = TypeVar("T")
+
 _WHERE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -90,7 +92,38 @@ def fetch(asked: Asked, start: int, view: memoryview, traffic: Traffic) -> None:
                 raise again.error from None
             anew = again.anew
             if tries and not anew:
-                _wait(min(LONGEST, max(again.wait, WAIT * 2 ** (tries - 1))), traffic)
+                _wait(_pause(tries, again.wait), traffic)
+
+
+def patiently(ask: Callable[[], T], traffic: Traffic | None = None) -> T:
+    """What the Hub's library is asked, and asked again where the answer may be a better one: not where nobody listens."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return ask()
+        except HfHubHTTPError as error:
+            if tries > TRIES or error.response.status_code not in PASSING:
+                raise
+            wanted = _wanted(error.response)
+        except httpx.TransportError as error:
+            if tries > TRIES or isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
+                raise
+            wanted = 0.0
+        _wait(_pause(tries, wanted), traffic or Traffic())
+
+
+def _pause(tries: int, wanted: float) -> float:
+    """Seconds to wait after that many tries in vain, of which the server wants ``wanted``."""
+    return min(LONGEST, max(wanted, WAIT * (1 << (tries - 1))))
+
+
+def _wanted(answer: httpx.Response) -> float:
+    """Seconds for which a server wants to be left alone."""
+    told, limit = answer.headers.get("Retry-After", ""), parse_ratelimit_headers(answer.headers)
+    if told.isdecimal():
+        return float(told)
+    return float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0
 
 
 def _wait(seconds: float, traffic: Traffic) -> None:
@@ -133,9 +166,8 @@ def _check(asked: Asked, address: Address, answer: httpx.Response, start: int, s
         denied = fail("access.denied", f"{file} may not be read (HTTP {status})", file=file, hint="hf auth login")
         raise _Again(denied, anew=True) if address.signed else denied
     if status in PASSING:
-        wait = answer.headers.get("Retry-After", "")
         busy = fail("access.unreachable", f"{file}: the server answered HTTP {status}", file=file, hint=_AGAIN)
-        raise _Again(busy, wait=float(wait) if wait.isdecimal() else 0.0)
+        raise _Again(busy, wait=_wanted(answer))
     if status in {404, 410, 416}:
         what = "ends before the bytes that were listed" if status == 416 else "is gone"
         raise fail("source.changed", f"{file} {what} (HTTP {status})", file=file, hint="give the commit: org/name@sha")

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from . import gsm8k, installed, process
 from .cell import Ran
 from .engine import Server, words
+from .temporary import temporary
 
 GRACE = 5.0
 _SGLANG_SCORE = re.compile(r"^Score: (\d\.\d+)$", re.M)
@@ -53,14 +53,14 @@ def lm_eval(python: str, task: str, server: Server, ran: Ran) -> Measured:
         "num_concurrent": "1",
         "max_retries": "3",
     }
-    with tempfile.TemporaryDirectory(prefix="ckptkit-eval-") as folder:
+    with temporary("eval") as (folder, _):
         command = [
             python, "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", task, "--seed", "0",
             "--model_args", ",".join(f"{key}={value}" for key, value in model.items()),
-            "--output_path", folder,
+            "--output_path", str(folder),
         ]  # fmt: skip
-        code, said = _run(words(command, TOKENIZERS_PARALLELISM="false"), Path(folder))
-        results = sorted(Path(folder).rglob("results_*.json"))
+        code, said = _run(words(command, TOKENIZERS_PARALLELISM="false"), folder)
+        results = sorted(folder.rglob("results_*.json"))
         if code or not results:
             return Measured(None, _reason(said, code))
         return _of_lm_eval(json.loads(results[-1].read_text("utf-8")))
@@ -89,8 +89,8 @@ def sglang_gsm8k(python: str, questions: Path, server: Server, ran: Ran) -> Meas
         "--num-shots", str(gsm8k.SHOTS), "--num-threads", "1",
         "--max-tokens", str(gsm8k.MAX_TOKENS), "--temperature", "0",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="ckptkit-eval-") as folder:
-        code, said = _run(command, Path(folder))
+    with temporary("eval") as (folder, _):
+        code, said = _run(command, folder)
     found = _SGLANG_SCORE.search(said)
     return Measured(float(found[1]), found[1]) if found and not code else Measured(None, _reason(said, code))
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 from ..errors import fail
 
@@ -28,7 +29,7 @@ def of_python(python: str | None, *distributions: str, option: str = "--engine-p
 
     Nothing is imported. ``option`` names another interpreter. Raises UserError (``engine.missing``).
     """
-    said = _run([python or sys.executable, "-c", _ASK, *distributions])
+    said = _run(python or sys.executable, "-c", _ASK, *distributions)
     if said is None or said.returncode:
         where = python or sys.executable
         hint = f"{where} -m pip install {distributions[0]}, or {option} of an environment that has it"
@@ -41,7 +42,7 @@ def of_program(program: Sequence[str], pattern: str) -> str:
 
     Raises UserError (``engine.missing``) where there is no such program.
     """
-    said = _run([*program, "--version"])
+    said = _run(*program, "--version")
     if said is None:
         message = f"{program[0]} is not there, or does not say its version"
         raise fail("engine.missing", message, hint="--engine-cmd with the path of the program")
@@ -50,8 +51,9 @@ def of_program(program: Sequence[str], pattern: str) -> str:
     return found[1] if found else text.strip().partition("\n")[0][:80]
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """The command, ended; None where it cannot be run or does not end."""
+@cache
+def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """The command, ended; None where it cannot be run or does not end. It is run once: every cell asks the same."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

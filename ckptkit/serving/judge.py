@@ -84,7 +84,7 @@ def stored(found: Difference, limit: tuple[float, float]) -> Iterator[Finding]:
     data = {**found._asdict(), "limit_mean": limit[0], "limit_largest": limit[1]}
     if found.nan:
         yield Finding("serve.nan", f"{found.nan} of {found.positions} logprobs are no numbers", data=data)
-    if limit[0] < found.mean < math.inf or limit[1] < found.largest < math.inf:
+    if found.nan < found.positions and (found.mean > limit[0] or found.largest > limit[1]):
         message = (
             f"logprobs are {found.mean:.3f} nat off what is stored, {found.largest:.3f} at most,"
             f" over {found.positions} positions; rounding allows {limit[0]:.3f} and {limit[1]:.3f}"
@@ -212,6 +212,7 @@ def accept_length(found: Speculation | None, least: float | None) -> Iterator[Fi
         )
     elif least is None and found.accepted < LEAST_ACCEPTED:
         message = (
-            f"{found.accepted} drafted tokens were accepted in {found.steps} verifications: the draft is of no use"
+            f"{found.accepted} drafted tokens were accepted in {found.steps} verifications, fewer than"
+            f" {LEAST_ACCEPTED}: the draft is of no use, or --max-tokens too few to tell"
         )
         yield Finding("serve.accept-length", message, data=found._asdict())

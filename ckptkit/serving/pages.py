@@ -17,7 +17,7 @@ PAGES = (
         "The engine started and gave up. The message is the exception that began it, not the last line of the log, "
         "which mostly says only that something failed.",
         "ended with status 1: ValueError: Following weights were not initialized from checkpoint: ...",
-        "Read the log that the report names; ckptkit verify without --serve tells what is wrong with the checkpoint.",
+        "Read the end of the log in --report FILE.html; ckptkit verify without --serve tells what is wrong with the checkpoint.",
     ),
     Page(
         "serve.hang", Level.SERVE, "error", "The engine is not ready in time, and nothing compiles",
@@ -65,21 +65,21 @@ PAGES = (
         "serve.crash", Level.SERVE, "error", "The engine died on a request",
         "It loaded the checkpoint and was healthy, and the first forward pass, or one with a draft, ended it.",
         "died on a request: RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x512 and 768x256)",
-        "Read the log that the report names. Shapes that do not fit are those of the draft as a rule.",
+        "Read the end of the log in --report FILE.html. Shapes that do not fit are those of the draft as a rule.",
     ),
     Page(
         "serve.request", Level.SERVE, "error", "A request failed while the engine ran on",
         "Completions of token ids are asked for, greedy and with logprobs; the engine answered with an error, with "
         "something that is no answer, or not in time.",
         "/v1/completions: status 500: ...",
-        "Read the log that the report names.",
+        "Read the end of the log in --report FILE.html.",
     ),
     Page(
         "serve.api", Level.SERVE, "error", "The list of models, chat or streaming does not work",
         "Clients use these. The same chat is asked for whole and streamed, and must be the same; where only the text "
         "differs it is a warning.",
         "/v1/chat/completions: the stream ended before it was done",
-        "A chat template is missing, or the engine is broken: read the log that the report names.",
+        "A chat template is missing, or the engine is broken: read the end of the log in --report FILE.html.",
     ),
     Page(
         "serve.concurrent", Level.SERVE, "error", "Requests at the same time are answered differently",
@@ -196,6 +196,13 @@ PAGES = (
         "Another program took the port between its choice and the engine's start.",
         "OSError: [Errno 98] Address already in use",
         "Run it again.",
+    ),
+    Page(
+        "engine.arguments", Level.SERVE, "error", "The engine does not take a word of its command line",
+        "One of --engine-arg or of arg='…' that it does not know, or one of ckptkit's own that this version lacks. The "
+        "launch command stands below the table.",
+        "worker.py: error: unrecognized arguments: --bogus",
+        "--engine-arg with words of this version's --help.",
     ),
     Page(
         "engine.timeout", Level.SERVE, "error", "Kernels were still being compiled",

@@ -47,6 +47,9 @@ COMPILERS = frozenset(
 # What any engine's log may say, after its own rules; ids of ``engine.…`` are not the checkpoint's fault.
 COMMON = (
     Rule("engine.memory", re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc", re.I)),
+    Rule("engine.arguments", re.compile(
+        r": error: (?:unrecognized arguments|argument |ambiguous option|the following arguments)|^error: invalid argument"
+    )),
     Rule("engine.port", re.compile(r"[Aa]ddress already in use|EADDRINUSE")),
     Rule("engine.device", re.compile(r"No CUDA GPUs are available|no NVIDIA driver|Found no NVIDIA|no CUDA-capable device")),
     Rule("engine.missing", re.compile(r"cannot be started: |^\S*python\S*: No module named ")),

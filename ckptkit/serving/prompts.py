@@ -31,6 +31,11 @@ def prompts(path: str | None = None) -> list[Prompt]:
     return found
 
 
+def counted(tokens: int) -> Prompt:
+    """A long one, of at least as many tokens: numbers counted up, which any model that sees them all goes on counting."""
+    return Prompt(f"count-{tokens}", {"prompt": " ".join(f"{number}," for number in range(1, tokens // 2 + 2))})
+
+
 def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
@@ -40,12 +45,19 @@ def _read(path: str) -> str:
         raise unreadable(error, "usage.prompts", path) from None
 
 
+def _is_message(found: Any) -> bool:
+    match found:
+        case {"role": str(), "content": str() | list()}:
+            return True
+    return False
+
+
 def _prompt(line: str, where: str) -> Prompt:
     try:
         match json.loads(line):
             case {"name": str(name), "text": str(text)} if text:
                 return Prompt(name, {"prompt": text})
-            case {"name": str(name), "messages": [_, *_] as messages}:
+            case {"name": str(name), "messages": [_, *_] as messages} if all(map(_is_message, messages)):
                 return Prompt(name, {"messages": messages})
     except ValueError:
         pass

@@ -134,6 +134,8 @@ def read(path: str) -> Recording:
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}, and this version reads {SCHEMA}")
         items = tuple(_item(fields) for fields in content.pop("items"))
+        if not items:
+            raise ValueError("it holds no prompt")
         mean, largest = content.pop("rounding")
         return Recording(content, items, (float(mean), float(largest)))
     except OSError as error:

@@ -8,6 +8,7 @@ starts.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -145,7 +146,8 @@ def _recording(server: Server, weights: Weights, items: Sequence[Item]) -> Recor
     version = installed.of_python(None, "transformers")
     client.post(server, "/round", EIGHT_BITS if isinstance(weights, Path) else {"dtype": "bfloat16"})
     off = [abs(a - b) for item in items for a, b in zip(_logprobs(server, item), item.logprobs, strict=True)]
-    rounding = (sum(off) / len(off), max(off))
+    known = [value for value in off if math.isfinite(value)] or [0.0]
+    rounding = (sum(known) / len(known), max(known))
     told = client.get_json(server, "/about")
     return Recording(about(weights, told, "float32", "transformers", version), tuple(items), rounding)
 

@@ -119,7 +119,7 @@ def commands(cells: Iterable[Judged]) -> list[str]:
 def kept(cells: Sequence[Judged]) -> list[str]:
     """Where the server is that was left running, and how to stop it."""
     last = cells[-1].ran
-    return [f"serving at {last.url}; to stop it: kill -- -{last.pid}"] if last.serves and last.pid else []
+    return [f"serving at {last.url}, log {last.log}; to stop it: kill -- -{last.pid}"] if last.pid else []
 
 
 # --- figures -----------------------------------------------------------------------------------------------

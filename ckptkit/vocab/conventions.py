@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_SAY = "say which: --offsets (token = i + d2t[i]) or --absolute; or give t2d beside it, or --n-vocab"
+_SAY = "say which: --offsets (token = i + d2t[i]) or --absolute; or give t2d beside it"
 
 
 def tokens_of(values: Array, t2d: Array | None, n_vocab: int | None, offsets: bool | None, file: str) -> Array:

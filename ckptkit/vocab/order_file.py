@@ -8,14 +8,12 @@ config.json under that key too.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, fail
 from ..files.checkpoint import VOCAB_ORDER as NAME
-from ..files.header import Header, Spec, lay_out, read_header
+from ..files.header import Header, read_header
 from ..files.source import Source
 from .lists import list_sha256
 from .marks import KEY
@@ -59,18 +57,6 @@ def facts_of(order: Order) -> dict[str, Any]:
 
 def tables_of(order: Order) -> Tables:
     return {name: getattr(order, name) for name in _TABLES}
-
-
-def write_tables(path: Path, tables: Tables, metadata: Mapping[str, str] | None = None) -> None:
-    """Make ``path`` a safetensors file of vectors of int32, unless it is that very file already."""
-    specs = [Spec(name, "I32", (len(table),)) for name, table in tables.items()]
-    head, layout = lay_out(specs, metadata)
-    content = head + b"".join(tables[entry.name].astype("<i4").tobytes() for entry in layout.entries)
-    if path.is_file() and path.read_bytes() == content:
-        return
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def read_facts(source: Source) -> dict[str, Any] | None:

@@ -8,6 +8,8 @@ from itertools import accumulate
 from ..console import Table, fmt_bytes
 from .order import Order
 
+_PLACE = "it must lie whole on CUDA, ROCm, MUSA, Vulkan or Metal, or be split by -sm tensor"
+
 
 def view_lines(order: Order, row_bytes: int) -> Iterator[str | Table]:
     """Slice by slice the rows, how many of them are the draft head's, and what a copy of those would take.
@@ -26,3 +28,13 @@ def view_lines(order: Order, row_bytes: int) -> Iterator[str | Table]:
     aligned = f", {added:,} of them to align counts to {order.align}" if added else ""
     yield f"list    {len(order.list):,} tokens of {order.n_rows:,}{aligned}; cut by {rule} rule"
     yield f"saved   {fmt_bytes(len(order.list) * row_bytes)}: the draft head is the first rows of each slice"
+
+
+def llama_cpp_line(own: str | None) -> str:
+    """Whether llama.cpp could take the draft head as a view of the head's first rows.
+
+    ``own``: what a head is that is a tensor of its own, None for one that is tied to the embedding.
+    """
+    if own is None:
+        return "llama.cpp  no view: the head is tied to the embedding, which lies in host memory; it would keep a copy"
+    return f"llama.cpp  a view is possible: {own}; {_PLACE}"

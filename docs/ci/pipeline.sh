@@ -3,9 +3,9 @@
 #
 #   SRC=org/model@main RECIPE=lm_head-w8a16 OUT=./model-w8 sh pipeline.sh
 #
-# SRC      a folder, or org/name[@revision] on the Hub
+# SRC      a folder, or org/name[@revision] on the Hub; a branch may move between two steps, a commit does not
 # RECIPE   a built-in recipe or a file
-# OUT      the result's folder; an earlier run's staging folder beside it is resumed
+# OUT      the result's folder; what an earlier run of the same job left is resumed
 # REPORTS  where reports go (default ./reports)
 # ARGS     further options of `ckptkit quantize`: --set tie=untie --link hard
 # SERVE    1: decode source and result (needs the extra `serve`); SERVE_ARGS further options: --engine vllm …
@@ -15,8 +15,8 @@ set -eu
 REPORTS=${REPORTS:-./reports}
 mkdir -p "$REPORTS"
 
-resume=
-[ -d "$OUT.partial" ] && resume=--resume
+# Without anything to resume a run begins; with the same result there, it goes on to the next step.
+case " ${ARGS:-} " in *" --overwrite "*) resume= ;; *) resume=--resume ;; esac
 
 # shellcheck disable=SC2086  # ARGS and SERVE_ARGS are lists of options
 ckptkit quantize "$SRC" "$OUT" --recipe "$RECIPE" $resume ${ARGS:-}

@@ -48,6 +48,15 @@ def test_order_and_values_of_all_other_keys_stay(tmp_path: Path, told: Told, sou
     assert config_of(tmp_path / "set")["rms_norm_eps"] == 1e-5
 
 
+def test_a_table_is_made_where_there_was_null_and_none_where_nothing_is_set(
+    tmp_path: Path, told: Told, source: Path
+) -> None:
+    (source / "config.json").write_text(json.dumps(config_of(source) | {"rope_scaling": None}))
+    allowed = ["--unset", "none.x", "--allow", "plan.config-key"]
+    told(source, tmp_path / "out", "--set", "rope_scaling.type=yarn", *allowed)
+    assert config_of(tmp_path / "out") == config_of(source) | {"rope_scaling": {"type": "yarn"}}
+
+
 def test_another_file_is_changed_and_config_json_is_not(tmp_path: Path, told: Told, source: Path) -> None:
     told(source, tmp_path / "out", "--set", "generation_config.json:eos_token_id=[1, 2]", "--allow", "plan.config-type")
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
@@ -63,6 +72,13 @@ def test_another_file_is_changed_and_config_json_is_not(tmp_path: Path, told: To
         (["--set", "a..b=1"], USAGE, "usage.set"),
         (["--set", "vocab_size=null"], USAGE, "usage.set"),
         (["--set", "vocab_size.x=1"], USAGE, "usage.set"),
+        (["--set", "a=1", "--set", "a.b=1"], USAGE, "usage.set"),
+        (["--set", "a=NaN"], USAGE, "usage.set"),
+        (["--set", "a=[1e999]"], USAGE, "usage.set"),
+        (["--set", 'a="\\ud800"'], USAGE, "usage.set"),
+        (["--set", "a=\udcff"], USAGE, "usage.set"),
+        (["--set", "a\udcff=1"], USAGE, "usage.set"),
+        (["--set", "a=" + "[" * 5000], USAGE, "usage.set"),
         (["--set", "model.bin:x=1"], USAGE, "usage.set"),
         (["--set", "absent.json:x=1"], SOURCE, "source.missing"),
         (["--set", "vocab_sizes=512"], USAGE, "plan.config-key"),

@@ -72,6 +72,21 @@ def test_options_that_make_no_sense_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_name_is_not_the_current_folder(src: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a script passes whose variable is not set."""
+    monkeypatch.chdir(src)
+    for command in (["inspect", ""], ["config", "", "../out", "--set", "a=1"], ["verify", ""]):
+        code, document = run(*command)
+        assert (code, ids(document)) == (USAGE, ["usage.source"])
+
+
+def test_a_url_is_no_folder_to_make(src: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, document = run("quantize", src, "s3://bucket/out", *RECIPE)
+    assert (code, ids(document)) == (USAGE, ["usage.arguments"])
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+
+
 def test_an_id_that_passes_over_nothing_is_a_warning(src: Path, tmp_path: Path, run: Run) -> None:
     allow = ["--allow", "plan.divide,shapes.config"]
     code, document = run("quantize", src, tmp_path / "out", *RECIPE, *allow)

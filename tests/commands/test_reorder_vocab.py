@@ -202,6 +202,37 @@ def test_blocks_of_fp8_are_refused_or_expanded(tmp_path, told):
     assert_same_files(src, tmp_path / "back")
 
 
+def test_blocks_of_compressed_tensors_are_declared_as_they_are_then(tmp_path):
+    """Rows with the scales of their blocks: groups of columns, by compressed-tensors' own models."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [128, 128]}
+    group = {"targets": ["lm_head", "re:.*q_proj$"], "weights": weights}
+    table = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    tensors = llama(hidden=256, vocab=300, lm_head__weight=None)
+    config = llama_config(hidden=256, vocab=300)
+    config["quantization_config"] = {**table, "quantization_status": "compressed", "ignore": []}
+    head = {
+        "lm_head.weight": torch.rand(300, 256).to(torch.float8_e4m3fn),
+        "lm_head.weight_scale": torch.rand(3, 2),
+    }
+    for name in [name for name in tensors if name.endswith("q_proj.weight")]:
+        tensors[name] = torch.rand(tensors[name].shape).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale"] = torch.rand(-(-tensors[name].shape[0] // 128), 2)
+    src, out = checkpoint(tmp_path / "src", [tensors, head], config), tmp_path / "out"
+    assert reorder(src, out, [1, 299], "--slices", "1", "--expand-blocks") == 0
+    made = QuantizationConfig.model_validate(json.loads((out / "config.json").read_text())["quantization_config"])
+    of_head, of_body = (
+        next(group for group in made.config_groups.values() if target in group.targets)
+        for target in ("lm_head.rows", "re:.*q_proj$")
+    )
+    assert (of_head.weights.strategy, of_head.weights.group_size) == ("group", 128)
+    assert (of_body.weights.strategy, of_body.targets) == ("block", ["re:.*q_proj$"])
+    assert main(["verify", str(out), "--against", str(src), "--select", "head.order", "--json"]) == 0
+    assert main(["reorder-vocab", str(out), str(tmp_path / "back"), "--inverse", "--json"]) == 0
+    assert_same_files(src, tmp_path / "back")
+
+
 # --- what it says of itself --------------------------------------------------------------------------------
 
 
@@ -216,6 +247,29 @@ def test_transformers_refuses_the_result(tmp_path):
     assert "auto_map" not in config
     assert config["model_type"] not in transformers.CONFIG_MAPPING
     assert not any(hasattr(transformers, name) for name in config["architectures"])
+
+
+def test_a_class_that_is_named_refuses_it_too(tmp_path):
+    """It would only warn of another model_type, and make a head of random numbers."""
+    transformers = pytest.importorskip("transformers")
+    src, out = checkpoint(tmp_path / "src", llama(), llama_config()), tmp_path / "out"
+    assert reorder(src, out, [1, 2, 3]) == 0
+    assert transformers.LlamaForCausalLM.from_pretrained(src).lm_head.weight.shape[0] == llama_config()["vocab_size"]
+    for named in (transformers.LlamaConfig, transformers.LlamaForCausalLM):
+        with pytest.raises(Exception, match="vocab_size"):
+            named.from_pretrained(out)
+
+
+def test_a_named_class_of_a_composite_config_refuses_it_too(tmp_path):
+    """Its text config may leave vocab_size to a default."""
+    transformers = pytest.importorskip("transformers")
+    text = {key: value for key, value in llama_config(model_type="gemma3_text").items() if key != "vocab_size"}
+    config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    src, out = checkpoint(tmp_path / "src", llama(), config), tmp_path / "out"
+    assert transformers.Gemma3Config.from_pretrained(src).text_config.vocab_size > 0
+    assert reorder(src, out, [1, 2, 3], "--slices", "1", "--untie") == 0
+    with pytest.raises(Exception, match="vocab_size"):
+        transformers.Gemma3Config.from_pretrained(out)
 
 
 def test_the_quantization_table_follows_the_name(tmp_path):
@@ -276,6 +330,27 @@ def test_a_run_leaves_nothing_beside_its_result(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["list.txt", "out", "src"]
 
 
+def test_parts_on_several_machines_are_joined(tmp_path):
+    src, out = made(tmp_path / "src", FORMATS["bf16"], 512), tmp_path / "out"
+    for part in ("1/2", "2/2"):
+        assert reorder(src, out, [4, 9], "--slices", "1", "--part", part) == 0
+    assert main(["apply", "--finish", str(out), "--json"]) == 0
+    assert reorder(src, tmp_path / "whole", [4, 9]) == 0
+    assert_same_files(out, tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["list.txt", "out", "src", "whole"]
+
+
+@pytest.mark.parametrize(("option", "tokens"), [("--offsets", [0, 2, 4]), ("--absolute", [0, 1, 2])])
+def test_a_map_that_can_be_read_in_two_ways(tmp_path, told, option, tokens):
+    src, d2t = made(tmp_path / "src", FORMATS["bf16"], 512), tmp_path / "d2t.safetensors"
+    save_file({"d2t": torch.tensor([0, 1, 2])}, d2t)
+    line = ["reorder-vocab", str(src), str(tmp_path / "out"), "--draft-vocab", str(d2t), "--slices", "1", "--json"]
+    assert main(line) == 2
+    assert told() == ["vocab.ambiguous"]
+    assert main([*line, option]) == 0
+    assert load_file(tmp_path / "out" / ORDER)["list"].tolist() == tokens
+
+
 def test_a_plan_is_applied_and_its_order_is_no_other(tmp_path, told):
     src, plan = made(tmp_path / "src", FORMATS["bf16"], 512), tmp_path / "plan.jsonl"
     line = [
@@ -292,7 +367,7 @@ def test_a_plan_is_applied_and_its_order_is_no_other(tmp_path, told):
     assert main(["apply", str(plan), str(tmp_path / "a"), "--json"]) == 0
     assert reorder(src, tmp_path / "b", [9, 5]) == 0
     assert_same_files(tmp_path / "a", tmp_path / "b")
-    order = tmp_path / "plan.jsonl.vocab_order" / ORDER
+    [order] = (tmp_path / "plan.jsonl.vocab_order").glob(f"*/{ORDER}")
     tables = load_file(order)
     tables["row_to_token"] = tables["row_to_token"].flip(0).contiguous()
     with safe_open(order, "pt") as file:
@@ -396,13 +471,27 @@ def test_an_original_that_is_gone(ordered, tmp_path, told):
 @pytest.mark.parametrize(
     ("key", "value", "id"),
     [("target_modules", ["q_proj", "lm_head"], "vocab.adapter"), ("modules_to_save", ["lm_head"], "vocab.adapter"),
-     ("target_modules", ["q_proj"], None)],
+     ("target_modules", r"(.*\.)?(q_proj|lm_head)", "vocab.adapter"), ("target_modules", "q_proj|(lm_head", "vocab.adapter"),
+     ("target_modules", ["q_proj"], None), ("target_modules", "all-linear", None), ("target_modules", ["head"], None),
+     ("trainable_token_indices", [1, 2], None)],
 )  # fmt: skip
 def test_an_adapter_on_the_head_is_refused(tmp_path, told, key, value, id):
     src = made(tmp_path / "src", FORMATS["bf16"], 512)
     (src / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", key: value}))
     assert reorder(src, tmp_path / "out", [1]) == (2 if id else 0)
     assert told() == ([id] if id else [])
+
+
+def test_an_adapter_that_was_saved_with_a_resized_head_does_not_say_so(tmp_path, told):
+    src = made(tmp_path / "src", FORMATS["bf16"], 512)
+    (src / "adapter").mkdir()
+    (src / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "target_modules": ["q_proj"]})
+    )
+    weights = {"base_model.model.lm_head.weight": torch.zeros(2, 2)}
+    save_file(weights, src / "adapter" / "adapter_model.safetensors")
+    assert reorder(src, tmp_path / "out", [1]) == 2
+    assert told() == ["vocab.adapter"]
 
 
 def test_lists_and_slices_that_do_not_fit(tmp_path, told):

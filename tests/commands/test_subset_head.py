@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from ckptkit.cli import main
 from ckptkit.errors import OK, OUTPUT, SOURCE, USAGE
+from tests.vocab.heads import FORMATS, tensors_of
 
 IDS = [0, 3, 4, 17, 130, 131, 200, 201, 255]
 V, H = 256, 128
@@ -235,3 +236,13 @@ def test_gguf_refusals(capsys: pytest.CaptureFixture[str], tmp_path: Path, model
     given[2] = tmp_path / "q"
     assert ids_of(run(capsys, *given, "--layout", "llama.cpp", code=USAGE)) == {"vocab.format"}
     assert not out.exists()
+
+
+def test_awq_holds_whole_words_of_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    awq = FORMATS["awq"]
+    tensors = llama(layers=1, hidden=128, vocab=64, lm_head__weight=None)
+    config = llama_config(layers=1, hidden=128, vocab=64, quantization_config=awq.table)
+    source = checkpoint(tmp_path / "awq", [tensors, tensors_of(awq, 64)], config)
+    for count, code, ids in ((11, USAGE, {"vocab.format"}), (16, OK, set())):
+        line = ["draft-vocab", "subset-head", source, tmp_path / f"{count}", "--draft-vocab", f"prefix:{count}"]
+        assert ids_of(run(capsys, *line, code=code)) & {"vocab.format", "output.verify"} == ids

@@ -83,6 +83,24 @@ def test_a_file_that_holds_no_rules_is_told(tmp_path: Path, told: Told, packed: 
     assert [finding["id"] for finding in document["findings"]] == ["usage.lint-data"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "old", "new"),
+    [
+        ("sglang", "severity: error", "severity: fatal"),  # which would forbid nothing
+        ("sglang", "when: {head: {parts:", "when: {head: {part:"),
+        ("sglang", "when:", "if:"),
+        ("vllm", "", ""),  # of another engine
+    ],
+)
+def test_rules_that_say_what_no_rule_says_are_told(
+    tmp_path: Path, told: Told, packed: Path, engine: str, old: str, new: str
+) -> None:
+    text = (files("ckptkit") / "data" / "engines" / f"{engine}.yaml").read_text("utf-8")
+    (tmp_path / "bad.yaml").write_text(text.replace(old, new, 1))
+    document = told(packed, "--engine", "sglang", "--lint-data", tmp_path / "bad.yaml", code=USAGE)
+    assert [finding["id"] for finding in document["findings"]] == ["usage.lint-data"]
+
+
 def test_a_draft_is_looked_at_too(tmp_path: Path, told: Told, packed: Path) -> None:
     dense = checkpoint(tmp_path / "dense", llama(), llama_config())
     assert told(dense, "--engine", "sglang==0.5.17")["serves"]

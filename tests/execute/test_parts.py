@@ -221,6 +221,76 @@ def test_a_result_that_is_there_is_not_replaced_unasked(
     assert contents(tmp_path / "out") != before
 
 
+def test_an_equal_result_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, source: Path, quantized: Told, applied: Told
+) -> None:
+    quantized(source, tmp_path / "out", *RECIPE)
+    before, shard = contents(tmp_path / "out"), tmp_path / "out" / "model-00001-of-00007.safetensors"
+    shard.write_bytes(before[shard.name][:-1] + bytes([before[shard.name][-1] ^ 1]))
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "1/1", "--overwrite")
+    applied("--finish", tmp_path / "out", code=OUTPUT)
+    assert contents(tmp_path / "out") != before
+    applied("--finish", tmp_path / "out", "--overwrite")
+    assert contents(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_joining_again_once_the_result_is_there(tmp_path: Path, source: Path, quantized: Told, applied: Told) -> None:
+    """Killed after it had published, and before the parts were cleared away."""
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "1/1")
+    program = """
+import os, sys
+from ckptkit.commands import making
+making.clear = lambda out: os._exit(9)
+from ckptkit.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = [sys.executable, "-c", program, "apply", "--finish", str(tmp_path / "out")]
+    assert subprocess.run(run, env=environment, capture_output=True, check=False).returncode == 9
+    before = contents(tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    applied("--finish", tmp_path / "out", "--overwrite")
+    assert contents(tmp_path / "out") == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_others_keep_beside_the_output_stays(tmp_path: Path, source: Path, quantized: Told, applied: Told) -> None:
+    kept = tmp_path / "out.parts" / "notes.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "1/1", "--overwrite")
+    applied("--finish", tmp_path / "out")
+    assert [path.name for path in kept.parent.iterdir()] == ["notes.txt"]
+    assert kept.read_text() == "mine"
+    quantized(source, tmp_path / "out", *RECIPE, "--overwrite")
+    assert kept.read_text() == "mine"
+
+
+def test_parts_outlive_a_run_of_its_own(tmp_path: Path, source: Path, quantized: Told) -> None:
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "1/2")
+    before = sorted(tmp_path.rglob("out.parts/**/*"))
+    quantized(source, tmp_path / "out", *RECIPE)
+    assert sorted(tmp_path.rglob("out.parts/**/*")) == before
+
+
+def test_a_file_where_the_parts_would_be(tmp_path: Path, source: Path, quantized: Told) -> None:
+    (tmp_path / "out.parts").write_text("mine")
+    document = quantized(source, tmp_path / "out", *RECIPE, "--part", "1/1", code=OUTPUT)
+    assert [(finding["id"], finding["file"]) for finding in document["findings"]] == [
+        ("output.exists", str(tmp_path / "out.parts"))
+    ]
+    assert (tmp_path / "out.parts").read_text() == "mine"
+
+
+def test_what_workers_were_allowed_is_recorded(tmp_path: Path, source: Path, quantized: Told, applied: Told) -> None:
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "1/2", "--allow", "plan.unchanged")
+    quantized(source, tmp_path / "out", *RECIPE, "--part", "2/2")
+    applied("--finish", tmp_path / "out", "--allow", "config.vocab")
+    assert manifest(tmp_path / "out")["allowed"] == ["config.vocab", "plan.unchanged"]
+
+
 def test_usage(tmp_path: Path, source: Path, quantized: Told, applied: Told) -> None:
     for part in ("0/3", "4/3", "1", "a/b", "1/0", "auto"):
         quantized(source, tmp_path / "out", *RECIPE, "--part", part, code=USAGE)
@@ -244,6 +314,18 @@ def test_usage(tmp_path: Path, source: Path, quantized: Told, applied: Told) -> 
         ({"RANK": "1", "WORLD_SIZE": "2"}, Part(2, 2)),
         ({"RANK": "2", "WORLD_SIZE": "2"}, None),
         ({"RANK": "x", "WORLD_SIZE": "2"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "RANK": "1", "WORLD_SIZE": "2"}, Part(2, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Part(1, 1)),
+        (
+            {"SLURM_ARRAY_TASK_ID": "4", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "0"}
+            | {"SLURM_ARRAY_TASK_STEP": "2"},
+            Part(3, 3),
+        ),
+        (  # --array=1,3,7 does not say which of three the last one is
+            {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "1"}
+            | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            None,
+        ),
     ],
 )
 def test_what_schedulers_say(variables: dict[str, str], part: Part | None) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from make import checkpoint, llama_config
 
-from ckptkit.errors import ENGINE, OK
+from ckptkit.errors import ENGINE, OK, UserError
+from ckptkit.execute import ray_cluster
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -98,6 +99,29 @@ def test_a_node_is_killed_and_the_bytes_are_those_of_one_run(
     assert killed.is_set()
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert not parts.exists()
+    again = run(
+        "quantize", source, tmp_path / "out", *RECIPE, "--executor", "ray", "--address", cluster.address, "--overwrite"
+    )
+    out, err = again.communicate(timeout=600)
+    assert again.returncode == OK, out + err
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("processors", "nodes", "fits"),
+    [(2, [1, 2], True), (3, [1, 2], False), (1, [], True), (8, [0], True), (2, [1, None], False)],
+)
+def test_more_processors_than_any_node_has(processors: int, nodes: list[int | None], fits: bool) -> None:
+    """None is a node that is gone."""
+    told = [
+        {"Alive": count is not None, "Resources": {"CPU": float(count or 9)} if count != 0 else {}} for count in nodes
+    ]
+    if fits:
+        ray_cluster._fit(processors, told)
+        return
+    with pytest.raises(UserError) as caught:
+        ray_cluster._fit(processors, told)
+    assert [finding.id for finding in caught.value.findings] == ["engine.ray"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])

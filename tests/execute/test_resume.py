@@ -164,6 +164,19 @@ def test_consent_to_overwrite_outlives_the_run(source: Path, out: Path, abandone
     assert lab.same_tensors(lab.tensors_of(out), lab.expected(source))
 
 
+def test_an_equal_result_is_replaced_by_the_run_that_was_to_replace_it(
+    source: Path, out: Path, abandoned: Abandoned, whole: dict[str, Any]
+) -> None:
+    run(source, out)
+    shard = out / shard_name(0)
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    abandoned(overwrite=True)
+    run(source, out, resume=True)
+    assert lab.contents(out) == whole
+    assert not staging(out).exists()
+
+
 def test_resuming_what_was_published_changes_nothing(source: Path, out: Path, whole: dict[str, Any]) -> None:
     run(source, out)
     before = lab.snapshot(out)

@@ -50,7 +50,7 @@ def ordered(source: Path) -> Path:
 
 def verify(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    code = main(["verify", *map(str, arguments), "--json", "--no-progress", "--allow", "config.differs"])
+    code = main(["verify", *map(str, arguments), "--json", "--no-progress"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -143,6 +143,42 @@ def test_only_what_is_asked_for_runs(source: Path, capsys: pytest.CaptureFixture
     assert {check["level"] for check in report["checks"]} == {"static"}
     _, report = verify(capsys, source, "--against", source)
     assert not [id for id in results(report) if id.startswith("head.")]
+
+
+def test_a_head_in_another_order_is_compared_unasked(
+    source: Path, ordered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = verify(capsys, ordered, "--against", source)
+    assert (code, {check for check, result in results(report).items() if result == "fail"}) == (OK, set())
+    assert results(report)["head.order"] == "ok"
+    broken = copied(ordered, tmp_path / "broken")
+    path, start = place(broken, "lm_head.rows.weight")
+    content = bytearray(path.read_bytes())
+    content[start] ^= 1
+    path.write_bytes(content)
+    code, report = verify(capsys, broken, "--against", source)
+    assert (code, ids(report)) == (FOUND, ["head.order"])
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--head", "--topk", "4"), marks=pytest.mark.slow)])
+def test_both_or_only_the_source_in_another_order(
+    source: Path, ordered: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    for made, against in ((ordered, ordered), (source, ordered)):
+        slices = ("--ranks", "2", "--engine", "vllm") if options else ()
+        code, report = verify(capsys, made, "--against", against, *options, *slices)
+        assert (code, {check for check, result in results(report).items() if result == "fail"}) == (OK, set())
+        assert ("head.order" in results(report)) == (bool(options) or made == source)
+
+
+def test_only_marks_of_the_order_may_differ_in_the_config(
+    source: Path, ordered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = copied(ordered, tmp_path / "edited")
+    config = json.loads((edited / "config.json").read_text())
+    (edited / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 50.0}))
+    code, report = verify(capsys, edited, "--against", source, "--select", "config.differs")
+    assert (code, [found["data"]["key"] for found in report["findings"]]) == (FOUND, ["final_logit_softcapping"])
 
 
 # --- broken heads ------------------------------------------------------------------------------------------

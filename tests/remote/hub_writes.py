@@ -90,7 +90,7 @@ class Writes:
 
         name = f"{asked['organization']}/{asked['name']}"
         if name in self.hub.repos:
-            self._send(409, b"{}")
+            self._send(409, json.dumps({"url": f"{self.hub.url}/{name}"}).encode())
             return
         folder = self.hub.home / name
         folder.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -153,7 +154,7 @@ def test_a_result_is_that_of_the_folder_and_only_needed_bytes_are_fetched(
 ) -> None:
     server = serve(model)
     told("quantize", model, "local", *RECIPE)
-    made = told("quantize", "org/model", "out", *RECIPE)
+    made = told("quantize", "org/model", "out", *RECIPE, "--link", "copy")
     assert files("out") == files("local")
     content = manifest("out")
     assert content["plan"] == manifest("local")["plan"]
@@ -173,6 +174,22 @@ def test_a_result_is_that_of_the_folder_and_only_needed_bytes_are_fetched(
     told("verify", "out", "--against", "org/model", "--level", "numeric")
 
 
+def test_untouched_shards_lie_in_the_cache_and_are_linked_from_it(
+    serve: Serve, model: Path, told: Told, cache: Path
+) -> None:
+    server = serve(model)
+    told("quantize", "org/model", "out", *RECIPE)
+    told("quantize", model, "local", *RECIPE)
+    assert files("out") == files("local")
+    held = {path.name: path for path in cache.rglob("*.safetensors")}
+    assert held.keys() == {FIRST, SECOND}
+    assert {shard["name"]: shard["link"] for shard in manifest("out")["shards"]}[FIRST] in {"hard", "reflink"}
+    asked = len(server.asked)
+    told("quantize", "org/model", "again", *RECIPE)
+    assert not [path for method, path, _, _ in server.asked[asked:] if method == "GET" and FIRST in path]
+    assert files("again") == files("local")
+
+
 def test_a_part_costs_its_own_bytes(serve: Serve, model: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PREFETCH", 8)
     server = serve(model)
@@ -181,6 +198,14 @@ def test_a_part_costs_its_own_bytes(serve: Serve, model: Path, told: Told, monke
     small = sum(p.stat().st_size for p in model.iterdir() if p.suffix != ".safetensors")
     headers = sum(header_end(model / name) for name in (FIRST, SECOND, THIRD))
     assert server.sent <= kept + small + headers
+
+
+def test_what_parts_fetched_and_whoever_joined_them_is_counted(serve: Serve, model: Path, told: Told) -> None:
+    server = serve(model)
+    for number in (1, 2):
+        told("quantize", "org/model", "out", *RECIPE, "--part", f"{number}/2")
+    told("apply", "--finish", "out")
+    assert manifest("out")["fetched"]["bytes"] == server.sent
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -229,6 +254,8 @@ HELPED = [
     [Fault("status", path=f"cdn.*{SECOND}", status=429)],
     [Fault("expired", path=THIRD)],
     [Fault("cut", path="index.json", after=10)],
+    [Fault("status", path="api/models/org/model$", status=429, times=2)],
+    [Fault("status", path="/tree/", status=503, times=2)],
 ]
 
 
@@ -253,6 +280,9 @@ REFUSED = [
     (Fault("status", path=rf"cdn.*{THIRD}", status=403, times=99), "access.denied", ACCESS),
     (Fault("status", path=rf"cdn.*{THIRD}", status=418, times=99), "source.read", SOURCE),
     (Fault("cut", path=THIRD, times=99), "access.unreachable", ACCESS),
+    (Fault("status", path="api/models/org/model$", status=503, times=99), "access.unreachable", ACCESS),
+    (Fault("status", path="api/models/org/model$", status=200), "access.unreachable", ACCESS),
+    (Fault("status", path="/tree/", status=200), "access.unreachable", ACCESS),
 ]
 
 
@@ -263,7 +293,7 @@ def test_what_stays_wrong_is_refused(serve: Serve, model: Path, told: Told, faul
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("link", ["auto", "hard"])
+@pytest.mark.parametrize("link", ["copy", "auto", "hard"])
 def test_a_shard_that_is_not_what_the_hub_recorded_is_never_published(
     serve: Serve, model: Path, told: Told, cache: Path, link: str
 ) -> None:
@@ -275,7 +305,7 @@ def test_a_shard_that_is_not_what_the_hub_recorded_is_never_published(
     assert server.sent
 
 
-@pytest.mark.parametrize(("link", "times"), [("hard", 1), ("hard", 2), ("auto", 1)])
+@pytest.mark.parametrize(("link", "times"), [("hard", 1), ("hard", 2), ("copy", 1)])
 def test_a_byte_that_changes_on_its_way_is_seen(
     serve: Serve, model: Path, told: Told, cache: Path, link: str, times: int
 ) -> None:
@@ -292,7 +322,7 @@ def test_a_byte_that_changes_on_its_way_is_seen(
 
 def test_an_interrupted_run_carries_on_without_fetching_again(serve: Serve, model: Path, told: Told) -> None:
     server = serve(model)
-    run = ["quantize", "org/model", "out", *RECIPE]
+    run = ["quantize", "org/model", "out", *RECIPE, "--link", "copy"]
     server.faults.append(Fault("cut", path=f"cdn.*{SECOND}", skip=1, times=99))
     assert ids(told(*run, code=ACCESS)) == {"access.unreachable"}
     assert not Path("out").exists()
@@ -323,7 +353,7 @@ def test_a_branch_that_moved_is_known_by_what_its_files_are(serve: Serve, model:
 def test_a_folder_that_changes_under_its_commit_is_noticed(serve: Serve, model: Path, told: Told) -> None:
     """Which no Hub does; a mirror may."""
     serve(model).faults.append(Fault("resized", path=f"cdn.*{SECOND}", skip=1))
-    assert ids(told("quantize", "org/model", "out", *RECIPE, code=SOURCE)) == {"source.changed"}
+    assert ids(told("quantize", "org/model", "out", *RECIPE, "--link", "copy", code=SOURCE)) == {"source.changed"}
 
 
 def test_a_server_that_goes_silent_is_given_up(
@@ -338,6 +368,55 @@ def test_a_server_that_goes_silent_is_given_up(
     assert ids(told("inspect", "org/model", code=ACCESS)) == {"access.unreachable"}
 
 
+def test_a_hub_that_nobody_runs_is_not_waited_for(
+    serve: Serve, model: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(model)
+    monkeypatch.setattr(ranges, "_wait", lambda seconds, traffic: pytest.fail("it waits"))
+    with socket.socket() as taken:  # bound, and not listened on
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert ids(told("inspect", "org/model", code=ACCESS)) == {"access.unreachable"}
+
+
+def test_a_limit_of_the_hub_tells_how_long_to_wait(
+    serve: Serve, model: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(ranges, "_wait", lambda seconds, traffic: waits.append(seconds))
+    limit = {"RateLimit": '"api";r=0;t=42', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
+    serve(model).faults.append(Fault("status", path="api/models/org/model$", status=429, headers=limit))
+    told("inspect", "org/model")
+    assert waits == [42]
+
+
+def test_a_download_cache_in_a_repository_is_no_part_of_the_checkpoint(serve: Serve, model: Path, told: Told) -> None:
+    (model / ".cache" / "huggingface").mkdir(parents=True)
+    (model / ".cache" / "huggingface" / "config.json").write_text("{}")
+    serve(model)
+    told("quantize", model, "local", *RECIPE)
+    told("quantize", "org/model", "out", *RECIPE)
+    assert {p.name for p in Path("out").iterdir()} == {p.name for p in Path("local").iterdir()}
+
+
+def test_a_statement_names_the_commit_and_what_the_hub_recorded(serve: Serve, model: Path, told: Told) -> None:
+    serve(model)
+    told("quantize", "org/model", "out", *RECIPE)
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in model.iterdir()}
+    for name, options, known in (
+        ("a", [], {FIRST, SECOND, THIRD}),
+        ("b", ["--with-source"], set(manifest("out")["source"]["files"])),
+    ):
+        told("hash", "out", "--statement", f"{name}.json", *options)
+        source, *found = json.loads(Path(f"{name}.json").read_text())["predicate"]["buildDefinition"][
+            "resolvedDependencies"
+        ]
+        assert source["digest"] == {"gitCommit": SHA}
+        told_of = {item["name"]: item["digest"]["sha256"] for item in found if "digest" in item}
+        assert told_of == {name: sums[name] for name in known}
+    told("verify", "out", "--provenance", "b.json", "--against", "org/model")
+
+
 def test_a_wait_that_is_asked_for_is_kept_and_bounded(
     serve: Serve, model: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,10 +429,11 @@ def test_a_wait_that_is_asked_for_is_kept_and_bounded(
     assert waits == [7, ranges.LONGEST, ranges.WAIT * 4]
 
 
-def test_a_run_that_waits_for_a_server_can_be_stopped(serve: Serve, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["copy", "auto"])
+def test_a_run_that_waits_for_a_server_can_be_stopped(serve: Serve, model: Path, tmp_path: Path, link: str) -> None:
     server = serve(model)
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.url}
-    command = [sys.executable, "-m", "ckptkit", "quantize", "org/model", "out", *RECIPE]
+    command = [sys.executable, "-m", "ckptkit", "quantize", "org/model", "out", *RECIPE, "--link", link]
     busy = {"Retry-After": "30"}
     server.faults.append(Fault("status", path=f"cdn.*{SECOND}", skip=1, times=99, status=503, headers=busy))
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as process:
@@ -410,6 +490,7 @@ def test_without_a_network_the_cache_serves(
     before = len(server.asked)
     told("quantize", "org/model", "out", *RECIPE)
     told("inspect", f"org/model@{SHA}")
+    assert ids(told("inspect", f"hf://org/model/../../../../../{model.name}", code=ACCESS)) == {"access.offline"}
     assert len(server.asked) == before
     assert manifest("out")["source"]["revision"] == SHA
 

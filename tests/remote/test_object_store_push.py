@@ -76,6 +76,7 @@ class Puts:
         self, monkeypatch: pytest.MonkeyPatch, system: Any, failing: str = "-", error: Exception | None = None
     ):
         self.names: list[str] = []
+        type(system).clear_instance_cache()
         for method, at in (("put_file", 1), ("pipe_file", 0)):
             monkeypatch.setattr(
                 type(system), method, self._recording(getattr(type(system), method), at, failing, error)
@@ -126,6 +127,7 @@ def test_a_file_that_was_replaced_meanwhile_is_sent_again(bucket: Any, told: Tol
     with pytest.MonkeyPatch.context() as patch:
         Puts(patch, bucket, "ckptkit.json")
         told("push", "out", PLACE, code=ACCESS)
+    bucket.clear_instance_cache()
     bucket.pipe_file(f"{PLACE}/{FIRST}", bytes(len(there(bucket)[FIRST])))
     told("push", "out", PLACE)
     assert without_card(there(bucket)) == local("out")

@@ -113,6 +113,8 @@ def test_what_a_store_refuses(bucket: Any, told: Told, monkeypatch: pytest.Monke
     assert ids(told("inspect", "https://host/model?signature=1", code=USAGE)) == {"usage.source"}
     assert ids(told("inspect", "nosuch://host/model", code=USAGE)) == {"usage.source"}
     assert ids(told("inspect", "file:///model", code=USAGE)) == {"usage.source"}
+    assert ids(told("inspect", "ftp://127.0.0.1:9/model", code=ACCESS)) == {"access.unreachable"}
+    assert told("inspect", SRC.replace("s3", "S3"))["shards"] == 2
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     type(bucket).clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -149,3 +151,11 @@ def test_a_web_server_without_ranges_is_refused_where_it_matters(web: str, told:
     assert told("inspect", web)["shards"] == 2
     assert ids(told("quantize", web, "out", *RECIPE, code=SOURCE)) == {"source.range"}
     assert ids(told("inspect", f"{web}/nothing", code=SOURCE)) == {"source.missing"}
+
+
+def test_another_server_on_the_hubs_machine_is_not_the_hub(
+    web: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert told("inspect", web)["shards"] == 2

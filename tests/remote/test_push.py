@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import _http
 from make import checkpoint, llama, llama_config
 from told import Told
 
 from ckptkit.errors import ACCESS, OK, OUTPUT, SOURCE, USAGE
+from ckptkit.remote import push_hub
 
 from .conftest import Serve
 from .hub_server import TOKEN, Fault, Hub, Repo
@@ -77,8 +80,22 @@ def test_a_result_becomes_one_commit(server: Hub, told: Told) -> None:
     told("verify", "org/model", "--level", "data", "--strict")
     sums = subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=repo.folder, check=False)
     assert sums.returncode == 0
+    rows = re.findall(r"\| `(.+)` \| ([\d,]+) \| `(\w{64})` \|", there["README.md"].decode())
+    listed = {name: (f"{len(there[name]):,}", hashlib.sha256(there[name]).hexdigest()) for name, _, _ in rows}
+    assert {name: (size, digest) for name, size, digest in rows} == listed
+    assert listed.keys() == before.keys() - TEXTS
     posts = [path for method, path, _, _ in server.asked if method in {"PUT", "POST"}]
     assert posts[-1].startswith("/api/models/org/model/commit")
+
+
+def test_a_card_that_was_written_on_is_no_fault_of_the_result(server: Hub, told: Told, model: Path) -> None:
+    told("quantize", model, "plain", *RECIPE)
+    told("hash", "plain", "--statement", "statement.json")
+    told("push", "plain", "org/model")
+    assert "README.md" in json.loads(Path("plain/ckptkit.json").read_text())["sidecars"]
+    told("verify", "org/model", "--level", "data", "--strict")
+    document = told("verify", "org/model", "--provenance", "statement.json", "--level", "data")
+    assert {f["severity"] for f in document["findings"]} == {"warning"}
 
 
 def test_what_is_there_already_is_no_commit(server: Hub, told: Told) -> None:
@@ -89,15 +106,26 @@ def test_what_is_there_already_is_no_commit(server: Hub, told: Told) -> None:
 
 
 def test_another_result_takes_the_place_of_an_earlier_one(server: Hub, told: Told, model: Path) -> None:
+    Path("out/.gitattributes").write_text("*.safetensors filter=lfs\n")
+    manifest = json.loads(Path("out/ckptkit.json").read_text())
+    manifest["sidecars"][".gitattributes"] = {"size": 25}
+    Path("out/ckptkit.json").write_text(json.dumps(manifest))
+    told("hash", "out", "--overwrite")
     told("push", "out", "org/model")
     (server.repos["org/model"].folder / "notes.md").write_text("mine")
     told("reshard", model, "single", "--max-shard-size", "1GB")
     pushed = told("push", "single", "org/model")
     there = files(server.repos["org/model"].folder)
     assert {n for n in there if n.endswith(".safetensors")} == {p.name for p in Path("single").glob("*.safetensors")}
-    assert "notes.md" in there
+    assert {"notes.md", ".gitattributes"} <= there.keys()
     assert set(pushed["removed"]) >= {"model-00001-of-00002.safetensors", "SHA256SUMS"}
     told("verify", "org/model", "--level", "data")
+
+
+@pytest.mark.parametrize("old", [[], {"schema": 1, "shards": 3, "sidecars": 4}, {"schema": 1, "shards": [5]}, "x"])
+def test_a_manifest_there_that_cannot_be_read(server: Hub, told: Told, old: object) -> None:
+    (server.repos["org/model"].folder / "ckptkit.json").write_text(json.dumps(old))
+    told("push", "out", "org/model")
 
 
 def test_others_weights_are_not_replaced_unasked(server: Hub, told: Told) -> None:
@@ -208,6 +236,42 @@ def test_who_may_write(server: Hub, told: Told, monkeypatch: pytest.MonkeyPatch)
     assert ids(told("push", "out", "org/model", code=ACCESS)) == {"access.offline"}
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "model-00002-of-00002.safetensors"])
+@pytest.mark.parametrize("change", [lambda path: path.unlink(missing_ok=True), lambda path: path.write_bytes(b"x" * 9)])
+def test_a_file_that_changes_while_it_is_sent(
+    server: Hub, told: Told, monkeypatch: pytest.MonkeyPatch, file: str, change: Callable[[Path], None]
+) -> None:
+    send = HfApi.preupload_lfs_files
+
+    def changing(*args: Any, **rest: Any) -> None:
+        send(*args, **rest)
+        change(Path("out", file))
+
+    monkeypatch.setattr(push_hub, "_AT_ONCE", 1)
+    monkeypatch.setattr(HfApi, "preupload_lfs_files", changing)
+    assert ids(told("push", "out", "org/model", code=USAGE)) == {"push.changed"}
+    assert not server.commits
+
+
+def test_a_large_file_that_changes_while_it_is_sent(server: Hub, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_hub, "_SMALL", 0)
+    first = Path("out/model-00001-of-00002.safetensors")
+    send = HfApi.preupload_lfs_files
+
+    def changing(*args: Any, **rest: Any) -> None:
+        flip(first)
+        send(*args, **rest)
+
+    monkeypatch.setattr(HfApi, "preupload_lfs_files", changing)
+    assert told("push", "out", "org/model", code=OUTPUT)["findings"]
+    assert not server.commits
+
+
+def test_a_hub_that_does_not_have_what_was_sent(server: Hub, told: Told) -> None:
+    server.repos["org/model"].sha256 = {"model-00001-of-00002.safetensors": "0" * 64}
+    assert ids(told("push", "out", "org/model", code=OUTPUT)) == {"output.verify"}
+
+
 # --- what is pushed ----------------------------------------------------------------------------------------
 
 
@@ -254,7 +318,18 @@ def test_what_is_no_result_is_not_pushed(server: Hub, told: Told, model: Path) -
 
 
 @pytest.mark.parametrize(
-    "place", ["model", "org/name/more", "datasets/org/name", "org/na..me", f"org/name@{'a' * 40}", "https://host/x", ""]
+    "place",
+    [
+        "model",
+        "org/name/more",
+        "datasets/org/name",
+        "org/na..me",
+        f"org/name@{'a' * 40}",
+        "https://host/x",
+        "file:///x",
+        "s3://",
+        "",
+    ],
 )
 def test_places_that_are_none(server: Hub, told: Told, model: Path, place: str) -> None:
     assert ids(told("push", "out", place, code=USAGE)) == {"usage.destination"}
@@ -342,6 +417,30 @@ def test_a_push_that_fails_leaves_the_result_and_is_resumed(server: Hub, told: T
     assert ids(told(*run, code=ACCESS)) == {"access.unreachable"}
     assert Path("made/ckptkit.json").exists()
     told(*run, "--resume", code=OK)
+    assert len(server.commits) == 1
+
+
+def test_parts_are_pushed_by_whoever_joins_them(server: Hub, told: Told, model: Path) -> None:
+    told("quantize", model, *RECIPE, "--dry-run", "--plan", "plan.jsonl")
+    for part in ("1/2", "2/2"):
+        told("apply", "plan.jsonl", "joined", "--part", part)
+    told("apply", "--finish", "joined", "--push", "org/model")
+    assert "ckptkit.json" in files(server.repos["org/model"].folder)
+
+
+@pytest.mark.slow
+def test_the_pipeline_publishes(server: Hub, model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "bin/ckptkit"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckptkit "$@"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+    environment |= {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "SRC": str(model)}
+    environment |= {"OUT": str(tmp_path / "made"), "RECIPE": "lm_head-w8a16", "REPORTS": str(tmp_path / "reports")}
+    script = Path(__file__).parents[2] / "docs/ci/pipeline.sh"
+    for _ in range(2):  # the second has nothing to send; what is made is there to be taken up
+        subprocess.run(["sh", script], env={**environment, "PUSH": "org/new@w8", "ARGS": "--resume"}, check=True)
+    assert "ckptkit.json" in files(server.repos["org/new"].branches["w8"].folder)
     assert len(server.commits) == 1
 
 

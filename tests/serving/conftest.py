@@ -31,25 +31,36 @@ RECIPES = {
     "w4": ["--recipe", "w4a16-lm_head-w8a16", "--set", "groups.body.group_size=64"],
     "w4-body": ["--recipe", "w4a16", "--set", "groups.body.group_size=64"],
 }
+Result = Callable[[str], Path]
 # Arguments of `verify --serve`, to exit code, ids of errors, and the figures of serving.
 Serve = Callable[..., tuple[int, set[str], dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The untied source ``bf16``, its results and ``prompts.jsonl``; 1.5 GB, gone afterwards."""
+    """The untied source ``bf16`` and ``prompts.jsonl``, and the results that tests ask for; at most 1.5 GB, gone afterwards."""
     if not SMOLLM2.is_dir():
         pytest.skip(f"no {SMOLLM2}: python demo/source.py {SMOLLM2}")
     folder = tmp_path_factory.mktemp("smollm2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # processes that spin for each other's processors are slower than one
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        source = changed(SMOLLM2, folder / "bf16", untie)
-        for name, options in RECIPES.items():
-            assert main(["quantize", str(source), str(folder / name), *options]) == OK
+        changed(SMOLLM2, folder / "bf16", untie)
         (folder / "prompts.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in PROMPTS), "utf-8")
         yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def result(folder: Path) -> Result:
+    """What a recipe makes of the source, made when it is asked for."""
+
+    def made(name: str) -> Path:
+        if not (folder / name).exists():
+            assert main(["quantize", str(folder / "bf16"), str(folder / name), *RECIPES[name]]) == OK
+        return folder / name
+
+    return made
 
 
 @pytest.fixture(scope="session")

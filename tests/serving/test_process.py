@@ -53,3 +53,15 @@ def test_an_engines_own_rules_come_first() -> None:
     rules = (Rule("serve.unsupported", re.compile(r"no kernel")),)
     found = classify(rules, "CUDA out of memory\nValueError: no kernel", 1)
     assert (found.id, found.data) == ("serve.unsupported", {"code": 1})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "worker.py: error: unrecognized arguments: --bogus",
+        "vllm serve: error: argument --dtype: invalid choice: 'float23'",
+        "error: invalid argument: --bogus",
+    ],
+)
+def test_a_command_line_that_is_refused_is_not_the_checkpoints_fault(line: str) -> None:
+    assert classify((), f"usage: engine [-h]\n{line}\n", 2).id == "engine.arguments"

@@ -37,6 +37,7 @@ def test_a_golden_file_comes_back(tmp_path: Path) -> None:
         lambda content: content["items"][0].update(prompt=[]),
         lambda content: content["items"][0]["top"][0].pop(),
         lambda content: content.pop("items"),
+        lambda content: content["items"].clear(),
     ],
 )
 def test_what_is_no_golden_file(tmp_path: Path, change: object) -> None:
@@ -56,7 +57,18 @@ def test_our_own_prompts_differ_in_length() -> None:
     assert max(lengths) > 20 * min(lengths)
 
 
-@pytest.mark.parametrize("line", ["", "{}", '{"name": "a", "text": ""}', '{"name": "a", "messages": []}', "text"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{}",
+        '{"name": "a", "text": ""}',
+        '{"name": "a", "messages": []}',
+        '{"name": "a", "messages": ["Hi"]}',
+        '{"name": "a", "messages": [{"role": "user"}]}',
+        "text",
+    ],
+)
 def test_what_is_no_prompt(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(line, "utf-8")

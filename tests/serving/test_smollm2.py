@@ -1,4 +1,4 @@
-"""The proof that serving proves something: SmolLM2 and what ckptkit makes of it pass, and what is broken fails.
+"""The proof that serving proves something: what ckptkit makes of SmolLM2 passes, and what is broken fails.
 
 ``pytest -m engine``. ``demo/source.py`` makes the checkpoint; where it lies elsewhere than in ``.cache``,
 ``CKPTKIT_SMOLLM2`` says it. Without it these tests are skipped.
@@ -13,34 +13,23 @@ import pytest
 
 from ckptkit.errors import FOUND, OK
 
-from .conftest import Serve
+from .conftest import Result, Serve
 from .variants import BROKEN, changed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
-def test_a_result_is_equal_to_its_source_within_tolerance(folder: Path, serve: Serve) -> None:
-    source = folder / "bf16"
-    code, ids, figures = serve(source, folder / "w8", "--against", source)
-    assert (code, ids) == (OK, set())
-    bf16, w8 = figures["cells"]
-    assert bf16["source"]["mean"] < 1e-5
-    assert w8["stored"]["mean"] < 0.02  # the engine computes what is stored,
-    assert 0.001 < w8["source"]["mean"] < 0.15  # which is another thing than the source, and no more than its format
-    assert w8["equal"] == [3, 3]
-
-
-def test_a_body_of_four_bits(folder: Path, golden: Path, serve: Serve) -> None:
-    code, ids, figures = serve(folder / "w4", "--golden", golden)
+def test_a_body_of_four_bits(result: Result, golden: Path, serve: Serve) -> None:
+    code, ids, figures = serve(result("w4"), "--golden", golden)
     assert (code, ids) == (OK, set())
     assert figures["cells"][0]["stored"]["mean"] < 0.02
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "no-static"])
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_ones_fail(folder: Path, golden: Path, tmp_path: Path, serve: Serve, name: str, static: bool) -> None:
+def test_broken_ones_fail(result: Result, golden: Path, tmp_path: Path, serve: Serve, name: str, static: bool) -> None:
     made_of, change, wanted = BROKEN[name]
-    broken = changed(folder / made_of, tmp_path / name, change)
+    broken = changed(result(made_of), tmp_path / name, change)
     how = () if static else ("--no-static",)
     code, ids, figures = serve(broken, "--golden", golden, *how)
     assert code == FOUND
@@ -49,10 +38,12 @@ def test_broken_ones_fail(folder: Path, golden: Path, tmp_path: Path, serve: Ser
     shutil.rmtree(broken)
 
 
-def test_a_missing_layer_leaves_greedy_text_as_it_is(folder: Path, golden: Path, tmp_path: Path, serve: Serve) -> None:
+def test_a_missing_layer_leaves_greedy_text_as_it_is(
+    result: Result, golden: Path, tmp_path: Path, serve: Serve
+) -> None:
     """Why equal text proves nothing: only logprobs show it."""
     made_of, change, _ = BROKEN["without-a-layer"]
-    broken = changed(folder / made_of, tmp_path / "broken", change)
+    broken = changed(result(made_of), tmp_path / "broken", change)
     _, ids, figures = serve(broken, "--golden", golden, "--no-static")
     assert figures["cells"][0]["equal"] == [3, 3]
     assert "serve.tolerance" in ids

@@ -9,7 +9,7 @@ import pytest
 
 from ckptkit.errors import FOUND, OK
 
-from .conftest import Serve
+from .conftest import Result, Serve
 from .places import LLAMA, VLLM, gguf
 from .variants import changed, swap_nibbles
 
@@ -31,10 +31,12 @@ needs_llama = pytest.mark.skipif(
 
 
 @needs_vllm
-def test_vllm_serves_a_body_of_four_bits_as_it_is_stored(folder: Path, golden: Path, serve: Serve) -> None:
+def test_vllm_serves_a_body_of_four_bits_as_it_is_stored(
+    folder: Path, result: Result, golden: Path, serve: Serve
+) -> None:
     """And drafts with the source, which mostly says the same."""
     draft = ("--speculative", "draft", "--draft", f"draft={folder / 'bf16'}")
-    code, ids, figures = serve(folder / "w4-body", "--golden", golden, *ON_VLLM, *draft, tokens=24)
+    code, ids, figures = serve(result("w4-body"), "--golden", golden, *ON_VLLM, *draft, tokens=24)
     assert (code, ids) == (OK, set())
     plain, drafted = figures["cells"]
     assert plain["stored"]["mean"] < 0.15  # bfloat16 puts SmolLM2 itself 0.07 off
@@ -44,15 +46,15 @@ def test_vllm_serves_a_body_of_four_bits_as_it_is_stored(folder: Path, golden: P
 
 
 @needs_vllm
-def test_vllm_refuses_a_head_of_eight_bits(folder: Path, golden: Path, serve: Serve) -> None:
-    code, ids, figures = serve(folder / "w8", "--golden", golden, *ON_VLLM, "--no-static")
+def test_vllm_refuses_a_head_of_eight_bits(result: Result, golden: Path, serve: Serve) -> None:
+    code, ids, figures = serve(result("w8"), "--golden", golden, *ON_VLLM, "--no-static")
     assert (code, ids) == (FOUND, {"serve.unsupported"})
     assert figures["cells"][0]["verdict"] == "FAIL"
 
 
 @needs_vllm
-def test_vllm_with_nibbles_the_wrong_way_round(folder: Path, golden: Path, tmp_path: Path, serve: Serve) -> None:
-    broken = changed(folder / "w4-body", tmp_path / "broken", swap_nibbles)
+def test_vllm_with_nibbles_the_wrong_way_round(result: Result, golden: Path, tmp_path: Path, serve: Serve) -> None:
+    broken = changed(result("w4-body"), tmp_path / "broken", swap_nibbles)
     code, ids, figures = serve(broken, "--golden", golden, *ON_VLLM, "--no-static")
     assert code == FOUND
     assert "serve.tolerance" in ids

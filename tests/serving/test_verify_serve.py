@@ -16,13 +16,15 @@ from make import checkpoint, llama, llama_config
 
 from ckptkit.cli import main
 from ckptkit.commands import serving_job
-from ckptkit.errors import BUG, ENGINE, FOUND, INTERRUPTED, OK, SOURCE, USAGE
+from ckptkit.errors import BUG, ENGINE, FOUND, INTERRUPTED, OK, OUTPUT, SOURCE, USAGE
 from ckptkit.files.checkpoint import open_checkpoint
 from ckptkit.files.source import open_source
-from ckptkit.serving import matrix, reference
+from ckptkit.serving import matrix, process, reference
+from ckptkit.serving.engine import Launch, Server
 from ckptkit.serving.recording import digest, write
 
 from . import fakes
+from .fakes import cell
 
 
 @pytest.fixture
@@ -33,6 +35,8 @@ def model(tmp_path: Path) -> Path:
         golden = fakes.recording()
         write(golden._replace(about={**golden.about, "source": digest(open_checkpoint(source))}), tmp_path / "own.json")
     write(golden, tmp_path / "source.json")
+    of_another = golden.items[0]._replace(prompt=(1, 2, fakes.VOCABULARY))  # a token more than there are
+    write(golden._replace(items=(of_another,)), tmp_path / "larger.json")
     return folder
 
 
@@ -84,9 +88,6 @@ def test_a_flip_from_the_source(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
     """Where the checkpoint's own values cannot be run, that is said: it is no pass."""
-
-    def unavailable(*arguments: object) -> None:
-        raise reference.Unavailable("no tokenizer")
 
     monkeypatch.setattr(reference, "running", unavailable)
     golden = str(model.parent / "source.json")
@@ -174,7 +175,18 @@ def test_reports(
         ["--min-score", "0.5"],
         ["--journal", "replies"],
         ["--eval-runner", "sglang"],
-        ["--url", "http://127.0.0.1:1"],
+        ["--url", "not-a-url"],
+        ["--url", "http://127.0.0.1:1", "other"],
+        ["--url", "http://127.0.0.1:1", "--speculative", "ngram"],
+        ["--url", "http://127.0.0.1:1", "--engine-arg=--tp=2"],
+        ["--url", "http://127.0.0.1:1", "--keep-serving"],
+        ["hf://org/name"],
+        ["--golden", "larger.json"],
+        ["--tolerance", "-1"],
+        ["--tolerance", "0.1"],
+        ["--min-score", "60", "--eval", "tasks"],
+        ["--min-accept-length", "2"],
+        ["--draft", "eagle3=model", "--speculative", "ngram"],
         ["--timeout", "soon"],
         ["--draft", "eagle3=no-such-folder", "--golden", "own.json"],
         ["--speculative", "eagle3", "--golden", "own.json"],
@@ -190,6 +202,67 @@ def test_options_that_make_no_sense(
     assert main(["verify", "model", "--serve", *arguments, "--json"]) == USAGE
 
 
+def test_a_url_without_anything_to_judge_by() -> None:
+    assert main(["verify", "--serve", "--url", "http://127.0.0.1:1", "--json"]) == USAGE
+
+
+def test_a_file_of_a_checkpoint_is_no_folder_to_serve(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [file] = model.glob("*.safetensors")
+    assert main(["verify", str(file), "--serve", "--json"]) == USAGE
+
+
+@pytest.mark.parametrize("option", ["--record", "--report", "--junit"])
+def test_a_file_that_could_not_be_written_stops_it_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, option: str
+) -> None:
+    monkeypatch.setattr(reference, "running", unexpected)
+    path = tmp_path / "no-such-folder" / "file.json"
+    assert main(["verify", str(model), "--serve", option, str(path), "--json"]) == OUTPUT
+
+
+def test_nothing_runs_in_float32_where_no_engine_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    monkeypatch.setattr(reference, "running", unexpected)
+    arguments = ["--engine-python", "no-such-python", "--no-static"]
+    assert main(["verify", str(model), "--serve", *arguments, "--json"]) == ENGINE
+    assert found(json.loads(capsys.readouterr().out)) == {"engine.missing"}
+
+
+def test_accept_length_behind_a_url(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """The fake engine accepts 30 tokens in 10 verifications of each request: 4 tokens a verification."""
+    started = cell("speculates")
+    port = process.free_port()
+    command = started.engine.command(Launch(started.path, port, tmp_path))
+    given = ("--url", f"http://127.0.0.1:{port}", "--engine", "transformers")
+    with process.serving(command, tmp_path / "log", 2.0) as running:
+        process.wait_ready(running, started.engine, Server(f"http://127.0.0.1:{port}", ""), 30.0)
+        code, document = run(monkeypatch, capsys, model, "good", *given, "--min-accept-length", "3.9")
+        assert (code, found(document)) == (OK, set())
+        code, document = run(monkeypatch, capsys, model, "good", *given, "--min-accept-length", "4.1")
+        assert (code, found(document)) == (FOUND, {"serve.accept-length"})
+
+
+def test_a_tolerance_of_nought(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    """It is a tolerance, and not the default."""
+    golden = str(model.parent / "source.json")
+    monkeypatch.setattr(reference, "running", unavailable)
+    _, document = run(monkeypatch, capsys, model, "good", "--golden", golden, "--tolerance", "0")
+    assert document["figures"]["serve"]["cells"][0]["tolerance"] == 0
+
+
+def unexpected(*arguments: object) -> None:
+    raise AssertionError("nothing should be run")
+
+
+def unavailable(*arguments: object) -> None:
+    raise reference.Unavailable("no tokenizer")
+
+
 @pytest.mark.parametrize(("ckpt", "code"), [("no-such.gguf", SOURCE), ("model", USAGE)])
 def test_what_llama_server_cannot_serve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, ckpt: str, code: int
@@ -199,7 +272,18 @@ def test_what_llama_server_cannot_serve(
     assert main(["verify", ckpt, "--serve", "--engine", "llama-server", "--json"]) == code
 
 
-@pytest.mark.parametrize("arguments", [["--golden", "a"], ["--select", "serve.logprob"], ["other"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--golden", "a"],
+        ["--min-accept-length", "2"],
+        ["--keep-serving"],
+        ["--timeout", "20m"],
+        ["--select", "serve.logprob"],
+        ["other"],
+    ],
+    ids=" ".join,
+)
 def test_what_needs_serve(capsys: pytest.CaptureFixture[str], model: Path, arguments: list[str]) -> None:
     assert main(["verify", str(model), *arguments, "--json"]) == USAGE
     assert json.loads(capsys.readouterr().out)["findings"][0]["id"] == "usage.arguments"
@@ -208,7 +292,12 @@ def test_what_needs_serve(capsys: pytest.CaptureFixture[str], model: Path, argum
 def test_labels(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
     given = ["w8=models/x", "models/y", "other/y", str(tmp_path / "a=b")]
-    assert serving_job.labelled(given) == {"w8": "models/x", "y": "models/y", "y'": "other/y", "a=b": str(tmp_path / "a=b")}
+    assert serving_job.labelled(given) == {
+        "w8": "models/x",
+        "y": "models/y",
+        "y'": "other/y",
+        "a=b": str(tmp_path / "a=b"),
+    }
 
 
 @pytest.mark.parametrize("how", ["sigterm", "error", "good"])

@@ -139,6 +139,8 @@ def test_refused(tmp_path: Path, told: Told) -> None:
         USAGE, ["vocab.ordered"],
     )  # fmt: skip
     assert _refused(told, source, tmp_path, "--inverse") == (USAGE, ["vocab.not-ordered"])
+    whole = ("--draft-vocab", listed(tmp_path), "--slices", "1", "--part", "1/2")
+    assert _refused(told, source, tmp_path, *whole) == (USAGE, ["usage.arguments"])
     assert _refused(told, model(tmp_path / "tied.gguf", tied=True), tmp_path) == (USAGE, ["vocab.tied"])
     splits = {"split.count": (2, gguf.GGUFValueType.UINT16)}
     assert _refused(told, model(tmp_path / "split.gguf", fields=splits), tmp_path) == (USAGE, ["vocab.gguf-split"])

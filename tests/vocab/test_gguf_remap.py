@@ -157,3 +157,9 @@ def test_refused(made_with: dict[str, Any], id: str, allowed: bool, tmp_path: Pa
     assert (code in (USAGE, SOURCE), [finding["id"] for finding in document["findings"]]) == (True, [id])
     assert not (tmp_path / "out.gguf").exists()
     assert (told(*given, "--allow", id)[0] == OK) == allowed
+
+
+def test_what_was_renumbered_is_not_renumbered_again(tmp_path: Path, told: Told) -> None:
+    out = remapped(model(tmp_path / "source.gguf"))
+    code, document = told("reorder-vocab", out, tmp_path / "again.gguf", *options(tmp_path))
+    assert (code, [finding["id"] for finding in document["findings"]]) == (USAGE, ["vocab.remap"])

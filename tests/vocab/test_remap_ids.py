@@ -234,6 +234,9 @@ BROKEN = [
     (_write("odd.json", '{"sequence_bias": {"(1, 2)": 3.5}}'), {"vocab.unknown-ids"}, True),
     (_tensor("model.strange.weight", 448, 3), {"vocab.table"}, True),
     (_tensor("model.engram.weight", 5, 3), {"vocab.remap"}, False),
+    (_write("vocab_remap.json", "{}"), {"vocab.remap"}, False),
+    (_write("adapter_config.json", '{"modules_to_save": ["embed_tokens"]}'), {"vocab.adapter"}, False),
+    (_write("adapter_config.json", '{"trainable_token_indices": [5]}'), {"vocab.adapter"}, False),
     (_write("odd.json", "{"), {"config.parse"}, False),
     (_write("tokenization_own.py", "EOS = 2"), {"vocab.unknown-ids"}, True),
     (_write("vocab.json", '{"a": "b"}'), {"vocab.tokenizer"}, False),
@@ -284,6 +287,14 @@ def test_a_dry_run_and_a_plan_file(tmp_path: Path, told: Told) -> None:
 
 
 SMOLLM2 = Path(os.environ.get("CKPTKIT_SMOLLM2", Path(__file__).parents[2] / ".cache" / "smollm2-135m-bf16"))
+
+
+def test_only_the_source_s_own_files_are_told_to_be_left_out(tmp_path: Path, told: Told) -> None:
+    source = folder_of(tmp_path / "source")
+    (source / "training.log").write_text("")
+    given = ["--draft-vocab", listed(tmp_path, [5, 6, 7]), "--slices", 1, "--remap-ids", "--dry-run"]
+    _, document = told("reorder-vocab", source, *given)
+    assert {item["name"] for item in document["plan"]["left_out"]} <= {path.name for path in source.iterdir()}
 
 
 @pytest.mark.slow
