@@ -69,7 +69,7 @@ _OPTIONS = (
     click.option("--golden", metavar="FILE", help="Judge by what --record wrote, without the model it was made from."),
     click.option("--record", metavar="FILE", help="Write what CKPT decodes in float32, for --golden."),
     click.option("--prompts", metavar="FILE", help="JSON lines of {name, text} or {name, messages}."),
-    click.option("--long-context", type=click.IntRange(16), metavar="N", help="Also a prompt of N tokens or somewhat more."),
+    click.option("--long-context", type=click.IntRange(1), metavar="N", help="Also a prompt of N tokens or somewhat more."),
     click.option("--max-tokens", type=click.IntRange(1), default=32, metavar="N", help="Tokens of a completion."),
     click.option("--eval", metavar="NAME", help="Also an evaluation: gsm8k:FILE, tasks, lm-eval:TASK."),
     click.option("--eval-runner", metavar="sglang|PY", help="SGLang's own gsm8k beside it; what has lm-eval installed."),

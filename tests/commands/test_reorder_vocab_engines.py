@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from serving.places import VLLM
 
 from ckptkit.cli import main
 from tests.make import checkpoint, llama, llama_config
-from tests.serving.places import VLLM
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

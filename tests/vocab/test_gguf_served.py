@@ -7,7 +7,6 @@ server, ``demo/source.py`` fetches the file; where they lie elsewhere than in ``
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from serving.places import LLAMA
+from serving.places import gguf as gguf_file
 
 from ckptkit.cli import main
 from ckptkit.errors import OK
@@ -23,10 +24,7 @@ from ckptkit.serving import llama_server, process
 from ckptkit.serving.client import post
 from ckptkit.serving.engine import Launch, Server
 
-CACHE = Path(__file__).parents[2] / ".cache"
-LLAMA = Path(os.environ.get("CKPTKIT_ENGINES", CACHE / "engines")) / "llama" / "bin" / "llama-server"
-SMOLLM2 = Path(os.environ.get("CKPTKIT_SMOLLM2", CACHE / "smollm2-135m-bf16"))
-SOURCE = next(iter(SMOLLM2.glob("*.gguf")), SMOLLM2 / "none")
+SOURCE = gguf_file() or Path("none")
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(900),
