@@ -219,6 +219,15 @@ def make(
     if blocked:
         raise UserError(blocked)
     console.warn(warnings)
+    _run(console, checkpoint, plan, out, how, warnings, told)
+
+
+def _run(
+    console: Console, checkpoint: Checkpoint, plan: Plan, out: Path, how: How, warnings: list[Finding],
+    told: Sequence[str | Table],
+) -> None:  # fmt: skip
+    """Make OUT, here or on a cluster, publish it where that was asked for, and tell of it."""
+    source = checkpoint.source
     if how.cluster.executor == "ray":
         gathered = make_on_ray(console, checkpoint, plan, out, how.options, how.cluster.address)
         how = how._replace(options=replace(how.options, resume=True), made=gathered)

@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
-SPLIT_COUNT = "split.count"
 _VERSIONS = (2, 3)
 _MAX_RANK = 4
 _MAX_DEPTH = 8  # of arrays within arrays
