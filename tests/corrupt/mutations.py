@@ -270,6 +270,8 @@ _REASONS = (
     ("a field of the config", "^torch_dtype", "loud: no dtype of torch"),
     ("a field of the config", "observer_kwargs", "used while calibrating, not by engines"),
     ("a field of the config", r"ignore.*\)\?lm_head\$\"$", "the changed pattern finds the same modules"),
+    ("a field of the config", r"(targets|ignore).*\|\w+\)\$\"$",
+     "a name for a layer that engines fuse: they refuse what no target names, and the parts' own names stand beside it"),
     ("a field of the config", "^quantization_config.version", "says which program wrote it"),
     ("a field of the config", "^(tie_word_embeddings|rope_theta|decoder_sparse_step|num_key_value_heads) .* to nothing$",
      "the value is the one that engines take by default"),
