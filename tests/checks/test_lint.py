@@ -100,6 +100,9 @@ def sglang_models() -> Iterator[tuple[str, Case]]:
     yield "lint.sglang-wna16-shape", Case(new, (), odd, possible)
     yield "lint.sglang-wna16-minimum", Case(new, (), possible, fitting)
     yield "lint.sglang-gpt-oss-experts", gpt_oss(new)
+    drafting = packed_head("MiMoForCausalLM").plus(model__mtp_layers__0__mlp__down_proj__weight=("BF16", (H, H)))
+    none = drafting.minus("model.mtp_layers.")
+    yield "lint.sglang-mimo-mtp-dense", Case("sglang==0.5.17", ("NEXTN",), drafting, none)
     yield "lint.sglang-missing-tensors", Case(new, (), dense().minus("model.layers.1."), dense())
 
 
