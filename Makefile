@@ -31,14 +31,14 @@ test: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(BIN)/python demo/source.py $(SOURCE)
+	@$(BIN)/python demo/source.py $(SOURCE) || echo 'SmolLM2 cannot be had: the test that serves it is skipped'
 	$(BIN)/pytest -n 2
 
 test-slow: .venv/dev.stamp
 	$(BIN)/pytest -m 'slow and not engine and not gpu'
 
 test-engines: .venv/dev.stamp .venv/gguf.stamp
-	@$(BIN)/python demo/source.py $(SOURCE)
+	@$(BIN)/python demo/source.py $(SOURCE) || echo 'SmolLM2 cannot be had: the tests that serve it are skipped'
 	$(BIN)/pytest -m engine -rs
 
 engines: $(ENGINES)/vllm/bin/python $(ENGINES)/llama/bin/llama-server
