@@ -47,3 +47,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Itera
 
         yield start
     close_session()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of an S3 server in this process."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()

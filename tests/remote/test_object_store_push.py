@@ -9,27 +9,13 @@ from typing import Any
 
 import pytest
 from make import checkpoint, llama, llama_config
-from told import Told, teller
+from told import Told
 
 from ckptkit.errors import ACCESS, OUTPUT, USAGE
 
 RECIPE = ["--recipe", "lm_head-w8a16"]
 PLACE = "s3://results/deep/model-w8"
 FIRST, SECOND = (f"model-{i:05}-of-00002.safetensors" for i in (1, 2))
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    return teller(capsys)
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture

@@ -43,15 +43,6 @@ def files(folder: str) -> dict[str, bytes]:
 # --- S3 ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
 def bucket(endpoint: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The checkpoint at ``s3://models/deep/model``, beside another whose name begins like its own."""

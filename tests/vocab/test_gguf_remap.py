@@ -21,18 +21,6 @@ Told = Callable[..., tuple[int, dict[str, Any]]]
 LIST = [3, 95, 40, 41, 7, 60]
 
 
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """A function that runs a command: its exit code, and what it prints under --json."""
-
-    def call(*arguments: object) -> tuple[int, dict[str, Any]]:
-        capsys.readouterr()
-        code = main([*map(str, arguments), "--json"])
-        return code, json.loads(capsys.readouterr().out)
-
-    return call
-
-
 def options(folder: Path) -> list[str]:
     (folder / "list.txt").write_text(" ".join(map(str, LIST)))
     return ["--draft-vocab", str(folder / "list.txt"), "--slices", "2", "--engine", "llama.cpp", "--remap-ids"]

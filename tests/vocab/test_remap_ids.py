@@ -16,23 +16,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ckptkit.cli import main
 from ckptkit.errors import OK, USAGE
 from vocab.tokenizers_made import KINDS, corpus, made
 
 Told = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """A function that runs a command: its exit code, and what it prints under --json."""
-
-    def call(*arguments: object) -> tuple[int, dict[str, Any]]:
-        capsys.readouterr()
-        code = main([*map(str, arguments), "--json"])
-        return code, json.loads(capsys.readouterr().out)
-
-    return call
 
 
 def errors(document: dict[str, Any]) -> set[str]:
